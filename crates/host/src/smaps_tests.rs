@@ -150,11 +150,13 @@ fn mappings_add_up_to_totals_of_smaps_rollup() {
     // The shell in parentheses is a fork. It shares the string's pages until the test closes its end of the input.
     let child = stopped("x=$(head -c 3000000 /dev/zero | tr '\\0' x); (kill -STOP $$; read end); :");
     let rollup = || std::fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
-    // The fork may still touch a page or two, which changes the proportional set of the stopped shell.
-    let (usage, rollup) = loop {
-        let (before, usage, after) = (rollup(), Usage::of(child.id()).unwrap(), rollup());
+    // The fork may still touch a page or two, and others map the same libraries: both change the proportional set.
+    let (usage, maps, rollup) = loop {
+        let before = rollup();
+        let (usage, maps) = (Usage::of(child.id()).unwrap(), Mapping::read_all(child.id()).unwrap());
+        let after = rollup();
         if before == after {
-            break (usage, after);
+            break (usage, maps, after);
         }
     };
     let kib = |key: &str| -> u64 {
@@ -167,7 +169,6 @@ fn mappings_add_up_to_totals_of_smaps_rollup() {
     assert_eq!(usage.swap_bytes, kib("Swap"));
     assert_eq!(usage.ksm_bytes, Some(kib("KSM")));
     assert!(usage.rss_bytes > 3_000_000 && usage.uss_bytes < usage.pss_bytes);
-    let maps = Mapping::read_all(child.id()).unwrap();
     let sum = maps.iter().fold(Usage::default(), |sum, m| sum.plus(&m.usage));
     assert_eq!((sum.rss_bytes, sum.uss_bytes, sum.swap_bytes), (usage.rss_bytes, usage.uss_bytes, usage.swap_bytes));
     // The kernel rounds the proportional set of each mapping down to a KiB, but the total only once.

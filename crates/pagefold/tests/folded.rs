@@ -151,7 +151,7 @@ fn doctor_names_members_and_reasons_of_others() {
     until(30, "it folds", || check(member_that_folds.pid())["status"] == "ok");
     let yes = check(member_that_folds.pid());
     assert!(yes["found"].as_str().unwrap().contains(&format!("yes: member folds of group {acme}")), "{yes}");
-    until(30, "the other connects", || check(idle.pid())["found"].as_str().unwrap().contains("no memory yet"));
+    until(30, "the other connects", || check(idle.pid())["found"].as_str().unwrap().contains("has advised no memory"));
     assert!(check(idle.pid())["fix"].as_str().unwrap().contains("--all-anonymous"));
     service.set("acme", &["--fold", "off"]);
     until(30, "it is off", || check(member_that_folds.pid())["found"].as_str().unwrap().contains("told not to fold"));

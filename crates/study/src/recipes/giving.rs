@@ -144,6 +144,7 @@ fn sizes(way: &Way, saved: &[u64]) -> Option<Vec<u64>> {
         guaranteed_bytes: way.kept[kind(n)] << 20,
         actual_bytes: way.kept[kind(n)] << 20,
         saved_bytes: saved.cast_signed(),
+        folded_bytes: *saved,
         driver: DriverState::Works,
         ..GuestFacts::default()
     };

@@ -203,7 +203,7 @@ mod tests {
     fn every_state_has_its_remedy() {
         for (state, connected, words, fix) in [
             ("folding", true, "yes: member m0 of group acme", None),
-            ("folding", false, "no agent has connected", Some("pagefold run")),
+            ("folding", false, "no agent has connected", Some("start it again")),
             ("nothing_enrolled", true, "advised no memory", Some("MADV_MERGEABLE")),
             ("nothing_mapped", true, "can be taken", Some("without --all-anonymous")),
             ("not_foldable", true, "can be folded", Some("without what is named")),
