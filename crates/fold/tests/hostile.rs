@@ -199,7 +199,7 @@ fn longest_wait_in_flood() -> std::time::Duration {
     let (mut world, mut honest, liar) = scene();
     let flood = std::thread::spawn(move || {
         let mut frame = Vec::new();
-        for n in 0..3000_u64 {
+        for n in 0..1000_u64 {
             let start = HostVirt((n * 4096 + 100) << 12);
             let fingerprints =
                 (0..4096).map(|m| Fingerprint((n << 32 | m).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)).collect();
