@@ -176,7 +176,8 @@ impl Halts {
     fn take_late(&mut self) -> bool {
         let until = Instant::now() + self.stop_time;
         loop {
-            self.late.retain_mut(|late| late.look().is_some());
+            let pid = self.program.pid;
+            self.late.retain_mut(|late| late.look().is_some_and(|stopped| stopped || may_yet_stop(pid, late)));
             if self.late.iter_mut().all(|late| late.look() == Some(true)) {
                 let late = std::mem::take(&mut self.late).into_iter();
                 self.stopped.extend(late.map(|late| (number(late.tracee().thread()), late)));
@@ -330,7 +331,8 @@ impl Halts {
                     let watched = stopped.go(&self.program);
                     self.watched.extend(watched.map(|watched| (number(watched.thread()), watched)));
                 }
-                Some(false) => self.late.push(stopped),
+                Some(false) if may_yet_stop(self.program.pid, &stopped) => self.late.push(stopped),
+                Some(false) => {}
                 None => {}
             }
         }
@@ -340,6 +342,13 @@ impl Halts {
 
 fn number(thread: Pid) -> i32 {
     thread.as_raw_nonzero().get()
+}
+
+/// Whether a thread that has not stopped may do so. A first thread that has ended does not, and its tracer hears of that with the
+/// process's end alone.
+fn may_yet_stop(pid: u32, late: &Stopped) -> bool {
+    let thread = late.tracee().thread();
+    number(thread) != pid.cast_signed() || threads::runs_program(pid, thread)
 }
 
 /// Whether a thread waits for a device, which no signal ends, in a call that changes no mapping.
