@@ -219,8 +219,8 @@ impl Userfault {
         lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
     }
 
-    /// Has reading not wait again, which is a mark of the file that whoever else has it open may take away. Without it, it counts
-    /// as readable at all times.
+    /// Sets `O_NONBLOCK`. Another process that has the same file open may have cleared it. Without it, `poll` says at all times
+    /// that the file can be read.
     pub fn do_not_wait(&self) {
         let _ = rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK);
     }

@@ -123,8 +123,8 @@ impl Way {
         bytes
     }
 
-    /// The bytes as they were before, where `there` has those of the jump. Others are breakpoints, and stay. `None`: it leads here no
-    /// longer.
+    /// The bytes that are to be there: each byte of the jump becomes the former one again. Bytes that differ from the jump's are
+    /// breakpoints, and stay. `None`: the code no longer leads to the gate.
     fn undone(&self, there: &[u8; JUMP_BYTES]) -> Option<[u8; JUMP_BYTES]> {
         let (mut bytes, jump) = (*there, self.jump());
         let is_ours = |at: &usize| there[*at] == jump[*at];

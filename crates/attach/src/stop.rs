@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   stopped ---- lend ----> makes calls for another, with all signals blocked
-//!                             |  take_back, whatever has become of these calls
+//!                             |  take_back, also where a call failed or was not made
 //!                             v
 //!                           stops where the kernel would begin its own call again; has its registers and its mask back
 //! ```

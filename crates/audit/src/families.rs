@@ -3,7 +3,7 @@
 //! A forked child inherits its parent's folded pages. Without folding, both would share private frames. So a place that
 //! several processes of a family map stands for one frame, and is counted once. A place is an address, and a page of a file.
 //!
-//! [`Execution`] tells which processes belong together, whatever became of the parent.
+//! [`Execution`] tells which processes belong together, also when their parent has ended.
 
 use host::Execution;
 use page::HostVirt;

@@ -143,7 +143,7 @@ impl Subjects {
     }
 
     /// The service of a file that has this name and no holder. A member's own service comes first, if this is its group.
-    /// Then comes that of other files of this name which the process maps.
+    /// Then comes the service of another file with this name that the process maps.
     fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Option<usize> {
         let own = member.filter(|member| member.1 == name).and_then(|member| member.0);
         own.or_else(|| {

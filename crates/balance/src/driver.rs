@@ -98,7 +98,7 @@ impl Driver {
         matches!(self.state, DriverState::Works | DriverState::Absent) && !in_doubt
     }
 
-    /// Speed of withdrawals, in bytes a second: that of the last one, or more if those before were faster. `None` before the first.
+    /// Speed of withdrawals, in bytes a second. A faster one counts at once, a slower one by a quarter. `None` before the first.
     pub fn withdrawal_bytes_per_s(&self) -> Option<u64> {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
     }
@@ -174,7 +174,7 @@ impl Driver {
         }
     }
 
-    /// Measures how fast the balloon takes memory. A guest that holds the frames still has given nothing back, whatever its driver says.
+    /// Measures how fast the balloon takes memory. A guest that still holds the frames has given nothing back.
     fn measure(&mut self, at: Duration, seen: Sighting, actual: u64) {
         let Some((before, Sighting { actual_bytes: Some(had), target_bytes, .. })) = self.last else { return };
         let ms = u64::try_from((at.saturating_sub(before)).as_millis()).unwrap_or(u64::MAX);

@@ -144,24 +144,13 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::make_script;
+    use crate::testing::{make_script, order};
 
     fn carried_out(script: &str, time: Duration) -> Refused {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         make_script(&program, script);
-        let order = Order {
-            process: ProcessId { pid: 7, start_ticks: 1 },
-            group: "acme".into(),
-            name: None,
-            all_anonymous: true,
-            by_rule: true,
-            dry_run: false,
-            via: Via::Agent,
-            undo: false,
-            again: false,
-        };
-        order.carry_out_within(&program, dir.path(), time).unwrap().unwrap_err()
+        order(7).carry_out_within(&program, dir.path(), time).unwrap().unwrap_err()
     }
 
     /// Two processes of a user that kept it waiting kept all others from being attached.

@@ -103,25 +103,10 @@ impl Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::make_script;
-    use api::enrol::Via;
+    use crate::testing::{make_script, order};
 
     /// Longest time for a shell to end.
     const PATIENCE: Duration = Duration::from_secs(120);
-
-    fn order(pid: u32) -> Order {
-        Order {
-            process: ProcessId { pid, start_ticks: 1 },
-            group: "acme".into(),
-            name: None,
-            all_anonymous: true,
-            by_rule: true,
-            dry_run: false,
-            via: Via::Agent,
-            undo: false,
-            again: false,
-        }
-    }
 
     #[test]
     fn orders_are_carried_out_a_few_at_a_time_if_they_are_still_wanted() {

@@ -30,9 +30,12 @@ mod watch;
 
 pub use run::{Planned, plan, run};
 
-/// Programs for tests.
+/// Programs and orders for tests.
 #[cfg(test)]
 mod testing {
+    use crate::attach::Order;
+    use api::enrol::Via;
+    use host::ProcessId;
     use std::io::Write;
     use std::path::Path;
     use std::process::{Command, Stdio};
@@ -47,5 +50,20 @@ mod testing {
         input.write_all(format!("#!/bin/sh\n{script}\n").as_bytes()).expect("write a script");
         drop(input);
         assert!(child.wait().expect("wait for sh").success());
+    }
+
+    /// An order to attach a process that nobody has.
+    pub fn order(pid: u32) -> Order {
+        Order {
+            process: ProcessId { pid, start_ticks: 1 },
+            group: "acme".into(),
+            name: None,
+            all_anonymous: true,
+            by_rule: true,
+            dry_run: false,
+            via: Via::Agent,
+            undo: false,
+            again: false,
+        }
     }
 }

@@ -27,6 +27,7 @@ mod backoff;
 mod balance_config;
 mod beside;
 mod bill;
+mod client;
 pub mod config;
 mod decide;
 mod enrol_config;

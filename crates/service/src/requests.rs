@@ -9,6 +9,7 @@
 //! A question reads and changes nothing but the [`Registry`]. A client is heard again when it has read its answers, and let go
 //! when it does not read them in time.
 
+use super::client::{Client, Waits, Wants};
 use super::decide;
 use super::enrol_config::MOST_RULES;
 use super::hidden;
@@ -27,8 +28,6 @@ use host::{KsmStat, Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares}
 use page::pages_to_bytes;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd};
-use std::collections::VecDeque;
-use std::io;
 use std::time::{Duration, Instant};
 
 /// Time for a client to ask, and to read its answers: 10 s.
@@ -43,75 +42,6 @@ const PLACES: Shares = Shares { most: 512, roots: 64, others: (64, 8) };
 /// All clients.
 #[derive(Default)]
 pub struct Clients(Vec<Client>);
-
-/// A process that asks, and its connection.
-struct Client {
-    socket: Seqpacket,
-    peer: PeerProcess,
-    since: Instant,
-    waiting: VecDeque<Vec<u8>>,
-    /// The report that it waits for.
-    wants: Option<Waits>,
-    done: bool,
-}
-
-/// The group's worker's report, or answer, that a client waits for, by its number.
-struct Waits {
-    group: String,
-    report: u64,
-    wants: Wants,
-}
-
-/// The purpose for which a client waits for a report.
-#[derive(Clone, Copy)]
-enum Wants {
-    /// To show it.
-    Show,
-    /// To check that there is memory to unfold into.
-    Unfold(Change),
-    /// None: it waits for the answer to the question of that number.
-    Why,
-}
-
-impl Client {
-    /// The client at the other end of `socket`.
-    ///
-    /// # Errors
-    /// It has ended already.
-    fn new(socket: Seqpacket) -> io::Result<Self> {
-        let peer = PeerProcess::of(&socket)?;
-        let since = Instant::now();
-        Ok(Self { socket, peer, since, waiting: VecDeque::new(), wants: None, done: false })
-    }
-
-    fn answer(&mut self, answer: &Answer) {
-        self.waiting.push_back(ask::encode(answer));
-        self.flush();
-    }
-
-    /// The event of its socket that comes next, if any does. It asks nothing while it has answers to read: so what waits for it is the
-    /// answer to one question.
-    fn awaited(&self) -> Option<PollFlags> {
-        match (&self.wants, self.waiting.is_empty()) {
-            (Some(_), true) => None,
-            (None, true) => Some(PollFlags::IN),
-            (_, false) => Some(PollFlags::OUT),
-        }
-    }
-
-    fn flush(&mut self) {
-        while let Some(frame) = self.waiting.front() {
-            match self.socket.send(frame, &[]) {
-                Ok(true) => _ = self.waiting.pop_front(),
-                Ok(false) => return,
-                Err(_) => {
-                    self.done = true;
-                    return;
-                }
-            }
-        }
-    }
-}
 
 impl Clients {
     /// Takes a new connection, unless there are too many. Users who may deal with a group have a claim to places.
@@ -701,18 +631,9 @@ mod tests {
     fn stranger_who_asks_for_members_causes_no_look_at_them() {
         let mut registry = Registry::new(Place::at(Path::new("/nonexistent")), Config::default(), State::default());
         registry.group("acme");
-        let member = |pid| MemberLine {
-            group: "acme".into(),
-            identity: Identity { name: "gone".into(), pid, started: 1 },
-            uid: 0,
-            connected: false,
-            family: None,
-            attached_by: None,
-            via: Via::Agent,
-            domain: None,
-        };
+        let gone = ProcessId { pid: u32::MAX >> 1, start_ticks: 1 };
         let mut left_after = |uid| {
-            registry.state.add(member(u32::MAX >> 1)).unwrap();
+            registry.state.add(crate::state::member("acme", "gone", gone)).unwrap();
             let (_theirs, ours) = Seqpacket::pair().unwrap();
             let mut client = Client::new(ours).unwrap();
             client.peer.uid = uid;

@@ -281,26 +281,26 @@ impl State {
     }
 }
 
+/// A member of root's, for tests.
+#[cfg(test)]
+pub fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
+    let identity = api::control::Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
+    MemberLine {
+        group: group.into(),
+        identity,
+        uid: 0,
+        connected: false,
+        family: None,
+        attached_by: None,
+        via: api::enrol::Via::Agent,
+        domain: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::control::Identity;
-    use api::enrol::Via;
     use std::process::Command;
-
-    fn member(group: &str, name: &str, process: ProcessId) -> MemberLine {
-        let identity = Identity { name: name.into(), pid: process.pid, started: process.start_ticks };
-        MemberLine {
-            group: group.into(),
-            identity,
-            uid: 0,
-            connected: false,
-            family: None,
-            attached_by: None,
-            via: Via::Agent,
-            domain: None,
-        }
-    }
 
     #[test]
     fn ended_member_is_forgotten_within_its_turns() {

@@ -53,7 +53,8 @@ const FIGURES: [(&str, Figure); 3] = [
 ];
 /// By how much each figure may be larger under attack in any case, in a short run on a busy machine.
 const SHORT: [f64; 3] = [5.0, 10e6, 1.0];
-/// The same in a long run: see `docs/security.md`, "What is not covered".
+/// The same in a long run, so that nothing becomes worse than it is. They were chosen on 2026-11-29, after the figures were seen.
+/// The bar of a tenth is judged and shown without them: see `docs/security.md`, "What is not covered".
 const fn known(attack: Attack) -> [f64; 3] {
     match attack {
         // Others wait behind their connections in the kernel's queue.
@@ -72,20 +73,25 @@ fn least_median(mut values: Vec<f64>) -> f64 {
     values[(n / 2.0 - 0.98 * n.sqrt()).max(0.0) as usize]
 }
 
-/// Asserts that figures under attack are those without, by pairs of turns.
-fn assert_not_worse(attack: Attack, pairs: &[(Turn, Turn)]) {
+/// The figures that are worse under attack than without, by pairs of turns. Shows all.
+fn worse(attack: Attack, pairs: &[(Turn, Turn)]) -> Vec<String> {
     let more = if is_long() { known(attack) } else { SHORT };
+    let mut worse = Vec::new();
     for ((what, figure), more) in FIGURES.into_iter().zip(more) {
         let alone = honest::median(pairs.iter().map(|(alone, _)| figure(alone)).collect());
         let attacked = honest::median(pairs.iter().map(|(_, attacked)| figure(attacked)).collect());
-        let ratio = |(alone, attacked): &(Turn, Turn)| (figure(attacked) - more) / figure(alone);
-        let least = least_median(pairs.iter().map(ratio).collect());
-        eprintln!(
-            "{attack:?}: {what}: {alone} alone, {attacked} attacked; {} pairs, ratio at least {least:.2}",
-            pairs.len()
-        );
-        assert!(least <= tolerated(), "{attack:?}: {what}: {alone} alone, and {attacked} under attack: {pairs:?}");
+        let least = |more: f64| {
+            let ratio = |(alone, attacked): &(Turn, Turn)| (figure(attacked) - more) / figure(alone);
+            least_median(pairs.iter().map(ratio).collect())
+        };
+        let figures = format!("{attack:?}: {what}: {alone} alone, {attacked} attacked; {} pairs", pairs.len());
+        let held = if least(0.0) <= 1.1 { "held" } else { "missed" };
+        eprintln!("{figures}, ratio at least {:.2}: 1.1 is {held}", least(0.0));
+        if least(more) > tolerated() {
+            worse.push(figures);
+        }
     }
+    worse
 }
 
 #[test]
@@ -117,7 +123,8 @@ fn honest_groups_notice_no_attack() {
     }
     assert_eq!(service.supervisor_pid(), supervisor);
     service.assert_audit_is_clean();
-    pairs.iter().for_each(|(attack, pairs)| assert_not_worse(*attack, pairs));
+    let worse: Vec<_> = pairs.iter().flat_map(|(attack, pairs)| worse(*attack, pairs)).collect();
+    assert!(worse.is_empty(), "{worse:#?}");
 }
 
 /// A turn without an attack, and one with it, in either order.

@@ -1,0 +1,87 @@
+//! A process that asks the supervisor, and the answers that wait for it.
+
+use api::ask::{self, Answer};
+use api::change::Change;
+use host::{PeerProcess, Seqpacket};
+use rustix::event::PollFlags;
+use std::collections::VecDeque;
+use std::io;
+use std::time::Instant;
+
+/// A process that asks, and its connection.
+pub struct Client {
+    /// Its connection.
+    pub socket: Seqpacket,
+    /// The process, and its user.
+    pub peer: PeerProcess,
+    /// When it was last heard.
+    pub since: Instant,
+    waiting: VecDeque<Vec<u8>>,
+    /// The report that it waits for.
+    pub wants: Option<Waits>,
+    /// Whether its connection is over.
+    pub done: bool,
+}
+
+/// The group's worker's report, or answer, that a client waits for, by its number.
+pub struct Waits {
+    /// The group.
+    pub group: String,
+    /// The number.
+    pub report: u64,
+    /// Its purpose.
+    pub wants: Wants,
+}
+
+/// The purpose for which a client waits for a report.
+#[derive(Clone, Copy)]
+pub enum Wants {
+    /// To show it.
+    Show,
+    /// To check that there is memory to unfold into.
+    Unfold(Change),
+    /// None: it waits for the answer to the question of that number.
+    Why,
+}
+
+impl Client {
+    /// The client at the other end of `socket`.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn new(socket: Seqpacket) -> io::Result<Self> {
+        let peer = PeerProcess::of(&socket)?;
+        let since = Instant::now();
+        Ok(Self { socket, peer, since, waiting: VecDeque::new(), wants: None, done: false })
+    }
+
+    /// Answers, as soon as it reads.
+    pub fn answer(&mut self, answer: &Answer) {
+        self.waiting.push_back(ask::encode(answer));
+        self.flush();
+    }
+
+    /// The event of its socket that comes next, if any does. It asks nothing while it has answers to read: so what waits for it is the
+    /// answer to one question.
+    pub fn awaited(&self) -> Option<PollFlags> {
+        match (&self.wants, self.waiting.is_empty()) {
+            (Some(_), true) => None,
+            (None, true) => Some(PollFlags::IN),
+            (_, false) => Some(PollFlags::OUT),
+        }
+    }
+
+    /// Sends waiting answers, as far as they are read.
+    pub fn flush(&mut self) {
+        while let Some(frame) = self.waiting.front() {
+            match self.socket.send(frame, &[]) {
+                Ok(true) => _ = self.waiting.pop_front(),
+                Ok(false) => return,
+                Err(_) => {
+                    self.done = true;
+                    return;
+                }
+            }
+        }
+    }
+}
