@@ -24,7 +24,25 @@ struct PaperFile {
     paper: String,
     title: String,
     rig: String,
+    said: String,
+    shown: Vec<String>,
+    picture: String,
     study: Vec<Study>,
+}
+
+/// A paper.
+#[derive(Clone, Debug)]
+pub struct Paper {
+    /// Its first author.
+    pub paper: String,
+    /// Its title and year.
+    pub title: String,
+    /// Its results, in a few sentences.
+    pub said: String,
+    /// Studies that speak for it.
+    pub shown: Vec<String>,
+    /// The study with the picture that is shown for it.
+    pub picture: String,
 }
 
 /// An experiment, table or figure of a paper.
@@ -316,14 +334,23 @@ impl Prediction {
 
 /// All studies, in the order of the papers.
 pub fn all() -> Vec<Study> {
-    FILES.iter().flat_map(|text| of_file(text)).collect()
+    files().flat_map(studies_of).collect()
 }
 
-fn of_file(text: &str) -> Vec<Study> {
-    let file: PaperFile = toml::from_str(text).expect("a test reads the studies' data");
-    let with_paper =
-        |study: Study| Study { paper: file.paper.clone(), title: file.title.clone(), rig: file.rig.clone(), ..study };
-    file.study.into_iter().map(with_paper).collect()
+/// All papers.
+pub fn papers() -> Vec<Paper> {
+    let of = |PaperFile { paper, title, said, shown, picture, .. }| Paper { paper, title, said, shown, picture };
+    files().map(of).collect()
+}
+
+fn files() -> impl Iterator<Item = PaperFile> {
+    FILES.iter().map(|text| toml::from_str(text).expect("a test reads the studies' data"))
+}
+
+fn studies_of(file: PaperFile) -> Vec<Study> {
+    let PaperFile { paper, title, rig, study, .. } = file;
+    let with_paper = |study| Study { paper: paper.clone(), title: title.clone(), rig: rig.clone(), ..study };
+    study.into_iter().map(with_paper).collect()
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod state;
 mod stats;
 mod store;
 mod table;
+mod words;
 
 pub use args::{Args, run};
 pub use guest::{GuestArgs, run as run_guest};

@@ -3,6 +3,7 @@
 
 mod chart;
 mod markdown;
+mod overview;
 mod panel;
 
 pub use markdown::{summary, write as write_markdown};
@@ -14,8 +15,9 @@ use crate::record::ArmTimeline;
 use crate::result::Outcome;
 use crate::runner::in_words;
 use crate::standing;
-use crate::table::{in_figures, of_loss};
+use crate::words::{self, of_loss};
 use chart::{Line, Value};
+use overview::OfPaper;
 use report::html::{self, Text};
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -37,7 +39,9 @@ pub fn write(out: &mut dyn Write, items: &[Item<'_>], made_at: &str) -> io::Resu
     }
     writeln!(out, "</nav>")?;
     tiles(out, items)?;
-    all_losses(out, items)?;
+    papers(out, items)?;
+    ten_losses(out, items)?;
+    all_studies(out, items)?;
     items.iter().try_for_each(|item| section(out, *item))?;
     writeln!(out, "</main></body></html>")
 }
@@ -64,17 +68,52 @@ fn tiles(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
     writeln!(out, "</dl></section>")
 }
 
-fn all_losses(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
-    let with: Vec<&Item<'_>> = items.iter().filter(|(s, r)| !losses::of(s, &r.measured).is_empty()).collect();
-    if with.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "<section id=\"worse\"><h2>Where Pagefold does worse</h2>")?;
-    for (study, result) in with {
-        writeln!(out, "<p><a href=\"#{id}\">{id}</a>: {}</p>", Text(&study.what), id = Text(&study.id))?;
-        loss_list(out, study, result)?;
+fn papers(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
+    writeln!(out, "<section><h2>The papers</h2>")?;
+    for paper in OfPaper::all(items) {
+        writeln!(out, "<h3>{}: {}</h3>", Text(&paper.paper.paper), Text(&paper.paper.title))?;
+        writeln!(out, "<p>{}</p><p><b>Here.</b></p><ul>", Text(&paper.paper.said))?;
+        for (study, seen) in paper.seen() {
+            writeln!(out, "<li><a href=\"#{id}\">{id}</a>: {}</li>", Text(&seen), id = Text(&study.id))?;
+        }
+        writeln!(out, "</ul><p>Of all predictions: {}</p>", Text(&paper.sure()))?;
+        let shown = paper.items.iter().find(|(study, _)| study.id == paper.paper.picture);
+        if let Some((panel, result)) = shown.and_then(|(study, result)| Some((study.panel.first()?, result))) {
+            panel::write(out, panel, result)?;
+        }
     }
     writeln!(out, "</section>")
+}
+
+fn ten_losses(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
+    let losses = overview::losses(items);
+    if losses.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "<section><h2>Where Pagefold does worse</h2><div class=\"worse\"><ul>")?;
+    for (study, loss) in losses {
+        writeln!(out, "<li><a href=\"#{id}\">{id}</a>: {}</li>", Text(&of_loss(study, &loss)), id = Text(&study.id))?;
+    }
+    writeln!(out, "</ul></div></section>")
+}
+
+fn all_studies(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
+    let head =
+        ["study", "predictions", "first decided", "dose"].map(|name| format!("<th scope=\"col\">{name}</th>")).concat();
+    writeln!(out, "<section><h2>All studies</h2><div class=\"wide\"><table><thead><tr>{head}</tr></thead><tbody>")?;
+    for (study, result) in items {
+        let first = overview::headline(result).map_or_else(String::new, |verdict| overview::told(result, verdict));
+        writeln!(
+            out,
+            "<tr><td><a href=\"#{id}\">{id}</a>: {}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            Text(&study.what),
+            Text(&overview::counts(&[(study, result)])),
+            Text(&first),
+            Text(&overview::dose(result)),
+            id = Text(&study.id)
+        )?;
+    }
+    writeln!(out, "</tbody></table></div></section>")
 }
 
 fn loss_list(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<()> {
@@ -84,7 +123,7 @@ fn loss_list(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result
     }
     writeln!(out, "<div class=\"worse\"><ul>")?;
     for loss in &losses {
-        writeln!(out, "<li>{}</li>", Text(&of_loss(loss)))?;
+        writeln!(out, "<li>{}</li>", Text(&of_loss(study, loss)))?;
     }
     writeln!(out, "</ul></div>")
 }
@@ -129,7 +168,7 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
             standing::verdict(result, verdict),
             Text(&with_marks(verdict)),
             strip(verdict, check.as_ref()),
-            Text(&in_figures(verdict))
+            Text(&words::of_verdict(study, verdict))
         )?;
     }
     for prediction in study.not_asked() {
@@ -296,10 +335,7 @@ mod tests {
         let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
         let document = roxmltree::Document::parse_with_options(&html, options).unwrap();
         let named = |name: &'static str| document.descendants().filter(move |node| node.has_tag_name(name));
-        assert_eq!(
-            named("section").filter(|s| s.attribute("id").is_some_and(|id| id != "worse")).count(),
-            studies.len()
-        );
+        assert_eq!(named("section").filter(|s| s.attribute("id").is_some()).count(), studies.len());
         assert_eq!(named("script").count(), 0);
         for link in named("a").filter_map(|a| a.attribute("href")) {
             assert!(link.starts_with('#') || link.starts_with("data:application/json,"), "{link}");

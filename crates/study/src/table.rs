@@ -1,14 +1,14 @@
 //! Results for the terminal.
 
-use crate::check::Verdict;
 use crate::data::{Panel, Series, Study};
 use crate::figure::figure;
-use crate::losses::{self, Loss};
+use crate::losses;
 use crate::record::Record;
 use crate::result::Outcome;
 use crate::runner::in_words;
 use crate::selftest::Tried;
 use crate::standing;
+use crate::words;
 use report::{Align, Table};
 use std::fmt::Write as _;
 
@@ -23,11 +23,11 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     }
     text.push('\n');
     for loss in losses::of(study, &result.measured) {
-        let _ = writeln!(text, "WORSE      {}", of_loss(&loss));
+        let _ = writeln!(text, "WORSE      {}", words::of_loss(study, &loss));
     }
     for verdict in &result.verdicts {
         let _ = writeln!(text, "{:<9}  {}", standing::verdict(result, verdict), verdict.prediction);
-        let _ = writeln!(text, "           {}", in_figures(verdict));
+        let _ = writeln!(text, "           {}", words::of_verdict(study, verdict));
         for mark in standing::marks(verdict) {
             let _ = writeln!(text, "           {mark}");
         }
@@ -56,33 +56,9 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     text
 }
 
-/// A loss in words.
-pub fn of_loss(loss: &Loss) -> String {
-    let at = loss.x.as_ref().map_or(String::new(), |x| format!(" ({x})"));
-    let side = |(arm, mean): &(String, f64)| format!("{arm} {} {}", figure(*mean), loss.unit).trim_end().to_owned();
-    let sure = if loss.decided { "decided" } else { "undecided" };
-    format!("{}{at}: {}, {} (n = {}, {sure})", loss.text, side(&loss.ours), side(&loss.theirs), loss.n)
-}
-
 /// `, MB`, or nothing.
 fn unit(unit: &str) -> String {
     if unit.is_empty() { String::new() } else { format!(", {unit}") }
-}
-
-/// A verdict's figures in words.
-pub fn in_figures(verdict: &Verdict) -> String {
-    let value = verdict.value.map_or("no samples".to_owned(), figure);
-    let interval =
-        verdict.interval.map_or(String::new(), |[low, high]| format!(" ({} to {})", figure(low), figure(high)));
-    let mut text = format!("{}: {value}{interval}, n = {}", verdict.rule, verdict.n);
-    if let Some(why) = &verdict.why {
-        let _ = write!(text, "; {why}");
-    }
-    // Fewer samples have no variance to reckon with.
-    if let Some(needs) = verdict.needs_n.filter(|_| verdict.n >= 2) {
-        let _ = write!(text, "; n = {needs} would decide");
-    }
-    text
 }
 
 /// The records that belong to a row of a panel, one for each `x`.
@@ -127,31 +103,4 @@ pub fn selftest(tried: &[Tried]) -> String {
         table.row([&one.id, &answer, &one.prediction]);
     }
     table.to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::Answer;
-
-    #[test]
-    fn number_that_would_decide_is_told_of_two_repetitions_or_more() {
-        let verdict = |n, needs_n, why: Option<&str>| Verdict {
-            prediction: String::new(),
-            verdict: Answer::Undecided,
-            value: None,
-            interval: None,
-            n,
-            needs_n,
-            why: why.map(str::to_owned),
-            rule: "m".into(),
-            registered: None,
-            former: Vec::new(),
-            run: None,
-        };
-        let words = |n, needs_n, why| in_figures(&verdict(n, needs_n, Some(why)));
-        assert_eq!(words(5, Some(9), "why"), "m: no samples, n = 5; why; n = 9 would decide");
-        assert_eq!(words(1, Some(3), "at least 3"), "m: no samples, n = 1; at least 3");
-        assert_eq!(words(0, None, "the arm a was not run"), "m: no samples, n = 0; the arm a was not run");
-    }
 }

@@ -1,15 +1,15 @@
-//! `docs/studies.md`: a paragraph, the verdicts and a picture for each study that ran. The pictures are files of their
-//! own, with the colours of both themes in them.
+//! `docs/studies.md`: the overview, and beside it in a directory a page for each study that ran. The pictures are files of
+//! their own, with the colours of both themes in them.
 
+use super::overview::{self, OfPaper};
 use super::panel::{self, Side};
-use super::{Item, count, sentence, with_marks};
-use crate::check::Answer;
+use super::{Item, sentence, with_marks};
 use crate::data::{Panel, PanelForm};
 use crate::losses;
 use crate::result::Outcome;
 use crate::runner::in_words;
 use crate::standing;
-use crate::table::{in_figures, of_loss};
+use crate::words;
 use anyhow::Context;
 use report::html::Text;
 use std::fmt::Write as _;
@@ -31,9 +31,9 @@ pub fn write(path: &Path, items: &[Item<'_>]) -> anyhow::Result<()> {
     let dir = path.with_extension("");
     let name = dir.file_name().context("a document without a name")?.to_string_lossy().into_owned();
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    for (file, picture) in pictures(items) {
+    for (file, content) in pictures(items).into_iter().chain(pages(items)) {
         let file = dir.join(file);
-        fs::write(&file, picture).with_context(|| format!("cannot write {}", file.display()))?;
+        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
     }
     fs::write(path, text(items, &name)).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -47,62 +47,83 @@ fn pictures(items: &[Item<'_>]) -> Vec<(String, String)> {
     items.iter().flat_map(of).collect()
 }
 
+/// The pages of all studies, with the names of their files.
+fn pages(items: &[Item<'_>]) -> Vec<(String, String)> {
+    items.iter().map(|item| (format!("{}.md", item.0.id), of_study(*item))).collect()
+}
+
 fn picture_name(id: &str, n: usize) -> String {
     if n == 0 { format!("{id}.svg") } else { format!("{id}-{}.svg", n + 1) }
 }
 
 /// The document.
 pub fn text(items: &[Item<'_>], dir: &str) -> String {
-    let mut text = String::from(
-        "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. This page is written from the raw results in \
-         [studies](studies) by `./x studies`.\nEach prediction has a verdict from a 95% interval over repetitions. A ratio is the geometric mean of \
-         the repetitions' ratios. Formats: [formats.md](formats.md).\n\n",
+    let mut text = format!(
+        "# Studies\n\nExperiments of five papers, repeated with `pagefold study`. `./x studies` writes this page and a page for each study from the raw \
+         results in [{dir}]({dir}).\nEach prediction has a verdict from a 95% interval over `n` repetitions. A ratio is the geometric mean of the \
+         repetitions' ratios. *Here alone*: at a dose below a third of the paper's, nothing is claimed about the paper. Formats: \
+         [formats.md](formats.md).\n\n"
     );
+    let all = crate::data::all().len();
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{} of {} studies have results here; `pagefold study --list` says why others are not available.",
+        "{} of {all} studies have results. Of their predictions, {}; {} of those that are decided are of this rig alone.\n",
         items.len(),
-        crate::data::all().len()
+        overview::counts(items),
+        overview::here_alone(items)
     );
-    let _ = writeln!(
-        text,
-        "Of the predictions, {} hold, {} fail and {} are undecided. \
-         Of those that hold or fail, {} are of this rig alone, at a dose below a third of the paper's. Predictions that changed, or came after a first \
-         result, say so.\n",
-        count(items, Answer::Holds),
-        count(items, Answer::Fails),
-        count(items, Answer::Undecided),
-        here_alone(items)
-    );
-    worse(&mut text, items);
-    for item in items {
-        of_study(&mut text, *item, dir);
+    text.push_str("## The papers\n\n");
+    OfPaper::all(items).iter().for_each(|paper| of_paper(&mut text, paper, dir));
+    worse(&mut text, items, dir);
+    text.push_str("## All studies\n\nBeside each: its first prediction that was decided, one about Pagefold if there is one.\n\n| study | predictions | first decided | dose |\n|---|---|---|---|\n");
+    items.iter().for_each(|item| line_of(&mut text, *item, dir));
+    text.push_str("\nWithout a result:\n\n| why | studies |\n|---|---|\n");
+    for (why, ids) in overview::missing(items) {
+        let _ = writeln!(text, "| {} | {} |", cell(&why), ids.join(", "));
     }
     text
 }
 
-/// Decided predictions at a low dose.
-fn here_alone(items: &[Item<'_>]) -> usize {
-    let low = items.iter().filter(|(_, result)| result.dose.as_ref().is_some_and(|dose| dose.is_low));
-    low.flat_map(|(_, result)| &result.verdicts).filter(|verdict| verdict.verdict != Answer::Undecided).count()
+fn of_paper(text: &mut String, paper: &OfPaper<'_>, dir: &str) {
+    let _ = writeln!(text, "### {}: {}\n\n{}\n", paper.paper.paper, paper.paper.title, paper.paper.said);
+    let seen: Vec<String> =
+        paper.seen().iter().map(|(study, seen)| format!("- {}: {seen}", link(&study.id, dir))).collect();
+    let _ = writeln!(text, "Here:\n\n{}\n\nOf all predictions: {}\n", seen.join("\n"), paper.sure());
+    let _ = writeln!(text, "![{}]({dir}/{})\n", paper.paper.picture, picture_name(&paper.paper.picture, 0));
 }
 
-/// The list of what Pagefold does worse.
-fn worse(text: &mut String, items: &[Item<'_>]) {
-    let losses = items.iter().flat_map(|(study, result)| {
-        losses::of(study, &result.measured).into_iter().map(move |loss| (study.id.as_str(), loss))
-    });
-    let rows: Vec<String> =
-        losses.map(|(id, loss)| format!("| [{id}](#{}) | {} |", anchor(id), cell(&of_loss(&loss)))).collect();
+/// The losses that matter.
+fn worse(text: &mut String, items: &[Item<'_>], dir: &str) {
+    let rows = overview::losses(items).into_iter();
+    let rows: Vec<String> = rows
+        .map(|(study, loss)| format!("| {} | {} |", link(&study.id, dir), cell(&words::of_loss(study, &loss))))
+        .collect();
     if !rows.is_empty() {
-        let _ = writeln!(text, "## Where Pagefold does worse\n\n| study | figure |\n|---|---|\n{}\n", rows.join("\n"));
+        let _ = writeln!(
+            text,
+            "## Where Pagefold does worse\n\nOne of each study, the largest part of its figure first. Each study's page has all of its own.\n\n\
+             | study | figure |\n|---|---|\n{}\n",
+            rows.join("\n")
+        );
     }
 }
 
-/// The anchor that a heading gets.
-fn anchor(heading: &str) -> String {
-    heading.replace('.', "")
+fn line_of(text: &mut String, (study, result): Item<'_>, dir: &str) {
+    let first = overview::headline(result).map_or_else(|| "-".to_owned(), |verdict| overview::told(result, verdict));
+    let counts = overview::counts(&[(study, result)]);
+    let _ = writeln!(
+        text,
+        "| {}: {} | {counts} | {} | {} |",
+        link(&study.id, dir),
+        cell(&study.what),
+        cell(&first),
+        overview::dose(result)
+    );
+}
+
+fn link(id: &str, dir: &str) -> String {
+    format!("[{id}]({dir}/{id}.md)")
 }
 
 /// Text in a cell of a table.
@@ -110,10 +131,10 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
-    let _ = writeln!(
-        text,
-        "## {}\n\n{}, {}: {}.\n\n**Found there.** {}\n\n**Done here.** {}; varied: {}.\n",
+/// The page of a study.
+fn of_study((study, result): Item<'_>) -> String {
+    let mut text = format!(
+        "# {}\n\n{}, {}: {}. [All studies](../studies.md)\n\n**Found there.** {}\n\n**Done here.** {}; varied: {}.\n\n",
         study.id,
         study.title,
         study.place,
@@ -127,24 +148,17 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
     for (name, fact) in standing::facts(result) {
         let _ = writeln!(text, "| {name} | {} |", cell(&fact));
     }
-    text.push('\n');
-    text.push_str("| verdict | prediction | figures |\n|---|---|---|\n");
-    for verdict in &result.verdicts {
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} |",
-            standing::verdict(result, verdict),
-            cell(&with_marks(verdict)),
-            cell(&in_figures(verdict))
-        );
-    }
-    for prediction in study.not_asked() {
-        let _ =
-            writeln!(text, "| not asked | {} | {} |", cell(&prediction.text), cell(standing::not_asked(prediction)));
-    }
-    text.push('\n');
+    verdicts(&mut text, (study, result));
     for (n, panel) in study.panel.iter().enumerate() {
-        let _ = writeln!(text, "![{}]({dir}/{})\n", panel.title, picture_name(&study.id, n));
+        let _ = writeln!(text, "![{}]({})\n", panel.title, picture_name(&study.id, n));
+    }
+    let losses = losses::of(study, &result.measured);
+    if !losses.is_empty() {
+        text.push_str("| Pagefold does worse |\n|---|\n");
+        for loss in &losses {
+            let _ = writeln!(text, "| {} |", cell(&words::of_loss(study, loss)));
+        }
+        text.push('\n');
     }
     text.push_str("| differs here |\n|---|\n");
     for difference in study.differs.iter().chain(&result.notes) {
@@ -152,6 +166,24 @@ fn of_study(text: &mut String, (study, result): Item<'_>, dir: &str) {
     }
     for arm in &result.ksm {
         let _ = writeln!(text, "| ksmd in arm {}: {} |", arm.arm, arm.settings);
+    }
+    text
+}
+
+fn verdicts(text: &mut String, (study, result): Item<'_>) {
+    text.push_str("\n| verdict | prediction | figures |\n|---|---|---|\n");
+    for verdict in &result.verdicts {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} |",
+            standing::verdict(result, verdict),
+            cell(&with_marks(verdict)),
+            cell(&words::of_verdict(study, verdict))
+        );
+    }
+    for prediction in study.not_asked() {
+        let _ =
+            writeln!(text, "| not asked | {} | {} |", cell(&prediction.text), cell(standing::not_asked(prediction)));
     }
     text.push('\n');
 }
@@ -200,8 +232,7 @@ fn picture(panel: &Panel, result: &Outcome) -> String {
 
 /// The figures of a result as one line, for a terminal.
 pub fn summary(items: &[Item<'_>]) -> String {
-    let of = |answer| count(items, answer);
-    format!("{} hold, {} fail, {} undecided", of(Answer::Holds), of(Answer::Fails), of(Answer::Undecided))
+    overview::counts(items)
 }
 
 #[cfg(test)]
@@ -253,13 +284,14 @@ mod tests {
             assert!(answers(&raw) == answers(&judged) && raw.dose == judged.dose, "{}: {remedy}", raw.id);
         }
         assert!(fs::read_to_string(&document).unwrap() == text(&items, "studies"), "{}: {remedy}", document.display());
-        let pictures = pictures(&items);
-        for (name, picture) in &pictures {
-            assert!(fs::read_to_string(dir.join(name)).is_ok_and(|found| found == *picture), "{name}: {remedy}");
+        assert!(text(&items, "studies").len() <= 20_000, "one page is read; several are not");
+        let files: Vec<_> = pictures(&items).into_iter().chain(pages(&items)).collect();
+        for (name, content) in &files {
+            assert!(fs::read_to_string(dir.join(name)).is_ok_and(|found| found == *content), "{name}: {remedy}");
         }
-        let drawn =
-            fs::read_dir(&dir).unwrap().filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|x| x == "svg"));
-        assert_eq!(drawn.count(), pictures.len(), "a picture of nothing is left in {}", dir.display());
+        let is_made = |path: PathBuf| path.extension().is_some_and(|ending| ending == "svg" || ending == "md");
+        let made = fs::read_dir(&dir).unwrap().filter(|entry| is_made(entry.as_ref().unwrap().path()));
+        assert_eq!(made.count(), files.len(), "a page or picture of nothing is left in {}", dir.display());
     }
 
     #[test]
@@ -283,7 +315,7 @@ mod tests {
         result.arms = study.arms.iter().map(|arm| arm.name.clone()).collect();
         result.host.pagefold = "1".into();
         result.host.debug_build = true;
-        let text = text(&[(&study, &result)], "studies");
+        let text = of_study((&study, &result));
         for line in [
             "`pagefold study kim-live --short --reps 9`, 1 s.",
             "| Pagefold | 1, build not recorded, a build for development |",
