@@ -221,12 +221,16 @@ fn thread_is_found_by_stack_that_is_several_mappings() {
     let [stack, _] = call.place;
     let next = (stack / 4096 + 1) * 4096;
     let (mut bytes, mut words) = ([0; 8], Vec::new());
-    for at in (stack / 8 * 8..next + 4096).step_by(8) {
-        led.remote.memory().read_exact_at(&mut bytes, at).unwrap();
+    for at in (stack / 8 * 8..).step_by(8) {
+        if led.remote.memory().read_exact_at(&mut bytes, at).is_err() {
+            break;
+        }
         words.push((at, u64::from_ne_bytes(bytes)));
     }
-    let is_new = |word: u64| word > 1 << 32 && words.iter().all(|(at, other)| *at >= next || *other != word);
-    let (_, word) = *words.iter().find(|(at, word)| *at >= next && is_new(*word)).expect("a word of the next page");
+    // What the next page holds is another thing each time: pointers of frames further up, the environment, or nothing but zeros.
+    let is_new = |(at, word): (u64, u64)| word > 1 << 32 && words.iter().all(|(a, other)| *a >= at || *other != word);
+    let (at, word) = words.iter().copied().find(|found| found.0 >= next && is_new(*found)).expect("a word further up");
+    let next = at / 4096 * 4096;
     let is_found = || is_entered(led.pid(), &[led.own], led.remote.memory(), slice::from_ref(&(word..word + 1)));
     assert!(is_found());
     let own = Pid::from_raw(i32::try_from(led.own).unwrap()).unwrap();
