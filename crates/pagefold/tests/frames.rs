@@ -11,6 +11,7 @@ use rustix::fs::stat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 /// Frames and contents of some processes and of their pool, counted page by page and byte by byte.
 #[derive(Debug, PartialEq, Eq)]
@@ -89,14 +90,18 @@ fn account_adds_up_to_what_page_tables_say() {
     until(60, "pages are folded again", || number(&service.show("acme")["refolds"]) > 100);
     pids.iter().for_each(|pid| signal(*pid, "STOP"));
     let worker = service.worker_pid("acme").expect("a worker");
-    let mut before = (service.show("acme")["frames"].clone(), 0);
-    until(20, "the worker has heard all that they said", || {
+    // The worker gives idle slots back, and hears of broken pages, until it has heard all that they said.
+    let mut seen = None;
+    until(60, "nothing changes while page tables are read", || {
         let frames = service.show("acme")["frames"].clone();
-        before = if frames == before.0 { (frames, before.1 + 1) } else { (frames, 0) };
-        before.1 == 10
+        let found = Places::of(&pids, &[worker]).unwrap().read().unwrap();
+        let by_hand = ByHand::of(&pids, worker);
+        std::thread::sleep(Duration::from_secs(1));
+        let is_still = service.show("acme")["frames"] == frames;
+        seen = Some((found, by_hand, frames));
+        is_still
     });
-    let (found, frames) = (Places::of(&pids, &[worker]).unwrap().read().unwrap(), before.0);
-    let by_hand = ByHand::of(&pids, worker);
+    let (found, by_hand, frames) = seen.expect("a look");
     let Contents { taken, contents, zeros, alike, .. } = found;
     assert_eq!(ByHand { frames: taken.frames, contents, zeros }, by_hand);
     let slots: Vec<u64> = frames["slots_by_sharers"].as_array().expect("a list").iter().map(number).collect();
