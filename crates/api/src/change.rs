@@ -91,7 +91,7 @@ const INDEX_BYTES_A_PAGE: u64 = 16;
 /// So many parts of `each` bytes as a size in text holds, at least one.
 fn parts(text: &str, each: u64) -> Result<u32, String> {
     let bytes = cli::size::parse_bytes(text)?;
-    Ok(u32::try_from(bytes / each).unwrap_or(u32::MAX).max(1))
+    Ok(u32::try_from(bytes.checked_div(each).unwrap_or(bytes)).unwrap_or(u32::MAX).max(1))
 }
 
 impl FromStr for PoolSize {

@@ -18,6 +18,8 @@
 //! | `member_words` | states of members in words |
 //! | `client` | finds a service and asks it |
 #![forbid(unsafe_code)]
+// Figures that others say are added up here.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub mod ask;
 pub mod change;

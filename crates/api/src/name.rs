@@ -32,13 +32,13 @@ pub fn of_process(program: &str, pid: u32) -> String {
 /// A valid name that differs from this valid one by a number.
 pub fn numbered(name: &str, number: u32) -> String {
     let end = format!("-{number}");
-    format!("{}{end}", &name[..name.len().min(MOST_BYTES - end.len())])
+    format!("{}{end}", &name[..name.len().min(MOST_BYTES.saturating_sub(end.len()))])
 }
 
 /// A valid name for a group, as like `text` as may be.
 pub fn of_group(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
-    let text: String = text.chars().take(MOST_BYTES - "group-".len()).map(plain).collect();
+    let text: String = text.chars().take(MOST_BYTES.saturating_sub("group-".len())).map(plain).collect();
     if check("group", &text).is_ok() { text } else { format!("group-{}", text.trim_start_matches(['-', '.'])) }
 }
 

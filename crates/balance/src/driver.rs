@@ -110,7 +110,7 @@ impl Driver {
 
     /// Takes the speed of a withdrawal into account: at once if it is faster, and otherwise by a quarter of the difference.
     fn withdrew(&mut self, bytes_per_s: u64) {
-        let slower = self.bytes_per_s - self.bytes_per_s.saturating_sub(bytes_per_s) / SLOWER;
+        let slower = self.bytes_per_s.saturating_sub(self.bytes_per_s.saturating_sub(bytes_per_s) / SLOWER);
         self.bytes_per_s = slower.max(bytes_per_s);
     }
 
@@ -159,7 +159,7 @@ impl Driver {
             return DriverState::Deflated;
         }
         let (since, longest) = *self.progress.get_or_insert((at, way));
-        if way <= longest - longest.div_ceil(LEAST_PROGRESS).min(longest) {
+        if way <= longest.saturating_sub(longest.div_ceil(LEAST_PROGRESS)) {
             self.progress = Some((at, way));
             return DriverState::Works;
         }
@@ -182,7 +182,7 @@ impl Driver {
         if !(100..=5000).contains(&ms) || holds_more(seen, actual) {
             return;
         }
-        let rate = had.saturating_sub(actual).saturating_mul(1000) / ms;
+        let rate = had.saturating_sub(actual).saturating_mul(1000).checked_div(ms).unwrap_or(0);
         let is_on_its_way = |target: u64| actual > target.saturating_add(seen.ram_bytes / NEAR);
         if rate > self.bytes_per_s || target_bytes == seen.target_bytes && target_bytes.is_some_and(is_on_its_way) {
             self.withdrew(rate);

@@ -9,7 +9,7 @@ const M: u64 = 1 << 20;
 const EXTREMES: [u64; 6] = [0, 1, (1 << 52) - 1, 1 << 52, i64::MAX as u64, u64::MAX];
 
 /// The places of all numbers about a guest.
-const OF_GUEST: [fn(&mut GuestFacts) -> &mut u64; 13] = [
+const OF_GUEST: [fn(&mut GuestFacts) -> &mut u64; 16] = [
     |g| &mut g.ram_bytes,
     |g| &mut g.guaranteed_bytes,
     |g| &mut g.actual_bytes,
@@ -23,6 +23,9 @@ const OF_GUEST: [fn(&mut GuestFacts) -> &mut u64; 13] = [
     |g| &mut g.claims.as_mut().expect("claims").free_bytes,
     |g| &mut g.claims.as_mut().expect("claims").available_bytes,
     |g| &mut g.claims.as_mut().expect("claims").cache_bytes,
+    |g| g.claims.as_mut().expect("claims").stalls.insert(0),
+    |g| g.claims.as_mut().expect("claims").oom_kills.insert(0),
+    |g| &mut g.faults_by_size[0].0,
 ];
 
 /// The places of all numbers about the host.
@@ -41,6 +44,7 @@ fn facts() -> Facts {
         actual_bytes: 200 * M,
         resident_bytes: 150 * M,
         folded_bytes: 60 * M,
+        faults_by_size: vec![(100 * M, 9.0), (200 * M, 3.0)],
         ..guest("a", 256 * M, 128 * M)
     };
     let mut facts = Facts { guests: vec![one.clone(), GuestFacts { id: "b".into(), ..one }], ..Facts::default() };
@@ -90,6 +94,13 @@ fn extreme_numbers_overflow_nothing() {
         for place in OF_HOST {
             let mut facts = facts();
             *place(&mut facts.host) = extreme;
+            decide(facts);
+        }
+        for rate in [f64::NAN, f64::INFINITY, -1.0, f64::MAX] {
+            let mut facts = facts();
+            facts.guests[0].claims.as_mut().expect("claims").faults_per_s = rate;
+            facts.guests[1].faults_by_size = vec![(extreme, rate); 2];
+            facts.host.stalled_percent = Some(rate);
             decide(facts);
         }
         let mut facts = facts();

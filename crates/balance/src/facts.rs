@@ -170,7 +170,7 @@ impl GuestFacts {
             claims.total_bytes = claims.total_bytes.min(size);
             claims.available_bytes = claims.available_bytes.min(claims.total_bytes);
             claims.free_bytes = claims.free_bytes.min(claims.total_bytes);
-            claims.cache_bytes = claims.cache_bytes.min(claims.total_bytes - claims.free_bytes);
+            claims.cache_bytes = claims.cache_bytes.min(claims.total_bytes.saturating_sub(claims.free_bytes));
             claims.faults_per_s = faults(claims.faults_per_s);
         }
         self.faults_by_size.retain(|(size, _)| (1..=ram).contains(size));
@@ -189,7 +189,7 @@ impl GuestFacts {
 
     /// Memory of its size that it has no frames for.
     pub fn untouched_bytes(&self) -> u64 {
-        self.size_bytes() - self.resident_bytes.min(self.size_bytes())
+        self.size_bytes().saturating_sub(self.resident_bytes)
     }
 
     /// Memory that it may take at any instant: what it has no frames for, and each folded page.

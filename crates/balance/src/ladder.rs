@@ -159,8 +159,12 @@ impl Ladder {
         let (next, reason) = match pressure {
             // The first step is taken at once.
             Pressure::High if place == 0 => (1, "memory is short".to_owned()),
-            Pressure::High if waited >= UP_AFTER => (place + 1, format!("{} did not help in 10 s", self.rung.name())),
-            Pressure::None if place > 0 && waited >= DOWN_AFTER => (place - 1, "no pressure for 60 s".to_owned()),
+            Pressure::High if waited >= UP_AFTER => {
+                (place.saturating_add(1), format!("{} did not help in 10 s", self.rung.name()))
+            }
+            Pressure::None if place > 0 && waited >= DOWN_AFTER => {
+                (place.saturating_sub(1), "no pressure for 60 s".to_owned())
+            }
             _ => return None,
         };
         self.rung = *Rung::ALL.get(next)?;

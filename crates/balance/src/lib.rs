@@ -24,6 +24,8 @@
 //!
 //! A page that others hold too frees nothing when a balloon takes it. [`price`] prices the balloon by what it frees.
 #![forbid(unsafe_code)]
+// Figures that others say are added up here.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub mod baseline;
 mod driver;

@@ -119,7 +119,8 @@ impl Watched {
         self.told = if done.yields() {
             now.scan_rate.map(|rate| (Pace::Faster, rate.saturating_mul(FACTOR)))
         } else if done.is_in_vain() {
-            slower(done.hashed / seconds, now.scan_rate).or(self.told.filter(|(pace, _)| *pace == Pace::Slower))
+            slower(done.hashed.checked_div(seconds).unwrap_or(0), now.scan_rate)
+                .or(self.told.filter(|(pace, _)| *pace == Pace::Slower))
         } else {
             self.told
         };

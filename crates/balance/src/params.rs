@@ -29,6 +29,6 @@ impl Default for Params {
 impl Params {
     /// Least change of the size of a guest with so much RAM; a page at least.
     pub(crate) fn least_change_bytes(&self, ram_bytes: u64) -> u64 {
-        (ram_bytes / self.least_change_part).max(4096)
+        ram_bytes.checked_div(self.least_change_part).unwrap_or(0).max(4096)
     }
 }

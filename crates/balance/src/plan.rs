@@ -175,7 +175,7 @@ fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
         guest: guest.id.clone(),
         from_bytes: size,
         to_bytes,
-        expected_bytes: taken.freed_bytes.min(size - to_bytes),
+        expected_bytes: taken.freed_bytes.min(size.saturating_sub(to_bytes)),
         is_owed: false,
         reason: format!("{why}; its balloon takes {}", taken.tier.name()),
     })
@@ -221,12 +221,12 @@ impl Draft<'_> {
                 continue;
             }
             let given = borne.min(from_spare);
-            waiting = waiting.saturating_add(borne - given);
+            waiting = waiting.saturating_add(borne.saturating_sub(given));
             if given >= self.params.least_change_bytes(guest.ram_bytes) {
-                from_spare -= given;
+                from_spare = from_spare.saturating_sub(given);
                 reserve = reserve.after(guest, given, self.params);
                 let size = guest.size_bytes();
-                let to_bytes = size + guest.coming_bytes() + given;
+                let to_bytes = size.saturating_add(guest.coming_bytes()).saturating_add(given);
                 let (guest, reason) = (guest.id.clone(), wish.reason.clone());
                 let step = Step { guest, from_bytes: size, to_bytes, expected_bytes: given, is_owed: false, reason };
                 self.plan.grows.push(step);
@@ -253,7 +253,7 @@ impl Draft<'_> {
     /// Bytes by which a guest may grow in this round to follow a wish.
     fn growth(&self, guest: &GuestFacts, wish: &Wish, history: &History, at: Duration) -> u64 {
         let size = guest.size_bytes();
-        let wanted = wish.size_bytes.min(guest.ram_bytes).saturating_sub(size + guest.coming_bytes());
+        let wanted = wish.size_bytes.min(guest.ram_bytes).saturating_sub(size.saturating_add(guest.coming_bytes()));
         let least = self.params.least_change_bytes(guest.ram_bytes);
         let owed = owed_bytes(guest) > 0;
         if owed || !guest.can_balloon() || wanted < least || !history.may(guest, true, at, self.params) {
@@ -261,7 +261,7 @@ impl Draft<'_> {
         }
         // Memory that a guest has not touched counts against its limit, too.
         let left = guest.cgroup_left_bytes.map_or(u64::MAX, |left| left.saturating_sub(guest.untouched_bytes()));
-        let most = (guest.ram_bytes / self.params.most_growth_part).max(least).min(left);
+        let most = guest.ram_bytes.checked_div(self.params.most_growth_part).unwrap_or(0).max(least).min(left);
         if most < least { 0 } else { wanted.min(most) }
     }
 

@@ -48,7 +48,7 @@ pub fn named(name: &str) -> Option<&'static dyn Policy> {
 /// Weight and cap of a guest's loan. A guest whose size cannot be changed has none.
 fn weighted(facts: &Facts, weight: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
     let of = |(n, guest): (usize, &crate::GuestFacts)| {
-        let cap = guest.ram_bytes - guest.guaranteed_bytes.min(guest.ram_bytes);
+        let cap = guest.ram_bytes.saturating_sub(guest.guaranteed_bytes);
         (if guest.can_balloon() { weight(n) } else { 0 }, cap)
     };
     facts.guests.iter().enumerate().map(of).collect()

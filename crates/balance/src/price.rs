@@ -139,7 +139,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
         return Vec::new();
     }
     let loan = guest.loan_bytes();
-    let kept = (guest.ram_bytes / KEPT_FREE.1 * KEPT_FREE.0).min(MOST_KEPT_FREE);
+    let kept = guest.ram_bytes.checked_div(KEPT_FREE.1).unwrap_or(0).saturating_mul(KEPT_FREE.0).min(MOST_KEPT_FREE);
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
     // The guest never used memory that has neither a frame nor swap. That much is free, whatever it says.
     let free = free.max(guest.never_used_bytes());
@@ -148,16 +148,16 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let free_bytes = free_bytes.unwrap_or(0);
     let harmless_bytes = guest.harmless_bytes().min(loan);
     let cache_bytes = cache.min(harmless_bytes.saturating_sub(free_bytes));
-    let kept_bytes = harmless_bytes.saturating_sub(free_bytes + cache_bytes);
-    let rest_bytes = loan - free_bytes - cache_bytes - kept_bytes;
+    let kept_bytes = harmless_bytes.saturating_sub(free_bytes).saturating_sub(cache_bytes);
+    let rest_bytes = loan.saturating_sub(free_bytes).saturating_sub(cache_bytes).saturating_sub(kept_bytes);
     // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
     let in_frames = 1.0 - guest.never_used_bytes() as f64 / free.max(1) as f64;
     let (cache_offer, kept_offer) = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
         ((cache_bytes, cache_part), (kept_bytes, rest_part))
     } else {
-        let both = (cache_bytes + kept_bytes).max(1) as f64;
-        let part = (cache_bytes as f64 * cache_part + kept_bytes as f64 * rest_part) / both;
-        ((0, 0.0), (cache_bytes + kept_bytes, part))
+        let both = cache_bytes.saturating_add(kept_bytes);
+        let part = (cache_bytes as f64 * cache_part + kept_bytes as f64 * rest_part) / both.max(1) as f64;
+        ((0, 0.0), (both, part))
     };
     let known = [
         (Tier::Free, (free_bytes, 1.0)),
@@ -178,7 +178,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
 /// Parts of page cache, and of the rest, whose frames the guest holds alone, of 1.
 fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
     let in_cache = guest.folded_bytes.min(cache);
-    let in_rest = guest.folded_bytes - in_cache;
+    let in_rest = guest.folded_bytes.saturating_sub(in_cache);
     let rest = guest.size_bytes().saturating_sub(free).saturating_sub(cache);
     let unshared = |shared: u64, all: u64| if all == 0 { 1.0 } else { (1.0 - shared as f64 / all as f64).max(0.0) };
     (unshared(in_cache, cache), unshared(in_rest, rest))
@@ -201,7 +201,7 @@ pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken
                 taking.take(cheaper, bytes, most(offer.guest));
             }
             taking.take(&offer, wanted, most(offer.guest));
-            offers[n].bytes -= wanted;
+            offers[n].bytes = offers[n].bytes.saturating_sub(wanted);
         }
     }
     taking.taken
@@ -229,7 +229,8 @@ impl Taking {
         self.need.last_frames_bytes = self.need.last_frames_bytes.saturating_sub(frames);
         match already.map(|n| &mut self.taken[n]) {
             Some(taken) => {
-                (taken.bytes, taken.freed_bytes) = (taken.bytes + bytes, taken.freed_bytes + freed_bytes);
+                taken.bytes = taken.bytes.saturating_add(bytes);
+                taken.freed_bytes = taken.freed_bytes.saturating_add(freed_bytes);
                 taken.tier = offer.tier;
             }
             None => self.taken.push(Taken { guest: offer.guest, bytes, freed_bytes, tier: offer.tier }),

@@ -37,7 +37,7 @@ pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
             _ if is_harmless => (target, told_before),
             // One that tells nothing may have no driver at all. It stays flagged.
             DriverState::Stuck if guest.claims.is_none() => (target, told_before),
-            DriverState::Stuck => (is - guest.harmless_bytes(), "it needs the rest"),
+            DriverState::Stuck => (is.saturating_sub(guest.harmless_bytes()), "it needs the rest"),
             _ => return None,
         }
     };

@@ -7,8 +7,11 @@ pub(crate) fn share_out(amount: u64, weighted: &[(u64, u64)]) -> Vec<u64> {
     let mut open: Vec<usize> = (0..weighted.len()).filter(|n| weighted[*n].0 > 0 && weighted[*n].1 > 0).collect();
     let mut left = amount;
     while left > 0 && !open.is_empty() {
-        let total: u128 = open.iter().map(|n| u128::from(weighted[*n].0)).sum();
-        let fair = |n: usize| u64::try_from(u128::from(left) * u128::from(weighted[n].0) / total).unwrap_or(left);
+        let total: u128 = open.iter().map(|n| u128::from(weighted[*n].0)).fold(0, u128::saturating_add);
+        let fair = |n: usize| {
+            u64::try_from(u128::from(left).saturating_mul(weighted[n].0.into()).checked_div(total).unwrap_or(0))
+                .unwrap_or(left)
+        };
         let full: Vec<usize> = open.iter().copied().filter(|n| fair(*n) >= weighted[*n].1).collect();
         if full.is_empty() {
             open.iter().for_each(|n| shares[*n] = fair(*n));
@@ -17,7 +20,7 @@ pub(crate) fn share_out(amount: u64, weighted: &[(u64, u64)]) -> Vec<u64> {
         for n in &full {
             shares[*n] = weighted[*n].1;
         }
-        left -= full.iter().map(|n| shares[*n]).sum::<u64>().min(left);
+        left = full.iter().map(|n| shares[*n]).fold(left, u64::saturating_sub);
         open.retain(|n| !full.contains(n));
     }
     shares

@@ -185,7 +185,7 @@ impl Mapping {
 
     /// Length in bytes of address space.
     pub fn bytes(&self) -> u64 {
-        self.end.0 - self.start.0
+        self.end.0.saturating_sub(self.start.0)
     }
 
     /// Whether the two-letter VM flag is set.

@@ -136,7 +136,7 @@ impl Balloon {
     }
 }
 
-fn parse(answer: &Value) -> Option<Statistics> {
+pub(crate) fn parse(answer: &Value) -> Option<Statistics> {
     let told_at_s = answer["last-update"].as_u64().filter(|at| *at > 0)?;
     let stat = |name: &str| answer["stats"][name].as_u64().filter(|value| *value != UNKNOWN);
     let total_bytes = stat("stat-total-memory")?;

@@ -165,7 +165,7 @@ impl Means<'_> {
                 break;
             }
         }
-        let host_freed_bytes = available() - before;
+        let host_freed_bytes = available().saturating_sub(before);
         let waited = began.elapsed();
         let outcomes: Vec<Outcome> = going.into_iter().map(|one| one.end(at_s, host_freed_bytes, waited)).collect();
         self.ledger.write_all_down(self.turn, outcomes.iter().map(Entry::Outcome))?;

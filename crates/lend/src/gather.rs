@@ -324,7 +324,10 @@ impl Watched {
             }
             self.faults_per_s = told.faults.saturating_sub(before.faults) as f64 / seconds as f64;
             let point = (ram_bytes / POINT_PART).max(1);
-            let rate = self.faults_by_size.entry(size / point * point).or_insert(self.faults_per_s);
+            let rate = self
+                .faults_by_size
+                .entry(size.checked_div(point).unwrap_or(0).saturating_mul(point))
+                .or_insert(self.faults_per_s);
             *rate += (self.faults_per_s - *rate) * NEWEST;
             while self.faults_by_size.len() > MOST_POINTS {
                 self.faults_by_size.pop_first();
@@ -334,6 +337,10 @@ impl Watched {
         self.device = Some((pid, device));
     }
 }
+
+#[cfg(test)]
+#[path = "gather_extreme_tests.rs"]
+mod extreme_tests;
 
 #[cfg(test)]
 mod tests {

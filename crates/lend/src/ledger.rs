@@ -243,7 +243,9 @@ impl Ledger {
 
     /// Whether a guest's last pause was a minute ago or longer, and is over.
     pub fn has_run(&self, guest: &str) -> bool {
-        let is_over = |paused: &PausedGuest| paused.at_s + PAUSED_EVERY_S <= host::boot_clock_s() && !paused.is_left();
+        let is_over = |paused: &PausedGuest| {
+            paused.at_s.saturating_add(PAUSED_EVERY_S) <= host::boot_clock_s() && !paused.is_left()
+        };
         self.kept.paused.get(guest).is_none_or(is_over)
     }
 
@@ -254,7 +256,7 @@ impl Ledger {
         targets: impl Iterator<Item = &'a Target>,
     ) -> anyhow::Result<()> {
         let at_s = host::boot_clock_s();
-        let counts = |paused: &PausedGuest| !paused.is_resumed || paused.at_s + PAUSED_EVERY_S > at_s;
+        let counts = |paused: &PausedGuest| !paused.is_resumed || paused.at_s.saturating_add(PAUSED_EVERY_S) > at_s;
         self.kept.paused.retain(|_, paused| paused.target.process.is_alive() && counts(paused));
         for target in targets {
             let paused = PausedGuest { target: target.clone(), at_s, is_resumed: false };
@@ -297,7 +299,7 @@ impl Ledger {
         if (rung, self.rung()) == (Rung::Idle, Rung::Idle) {
             return Ok(());
         }
-        self.kept.rung = (rung, host::boot_clock_s() + RUNG_FOR_S);
+        self.kept.rung = (rung, host::boot_clock_s().saturating_add(RUNG_FOR_S));
         self.save()
     }
 
@@ -333,7 +335,7 @@ impl Ledger {
         let at = host::boot_clock_s();
         self.kept.reserved.retain(|other, reserved| other != name && reserved.until_s > at);
         if bytes > 0 {
-            self.kept.reserved.insert(name.to_owned(), Reserved { bytes, until_s: at + RESERVED_FOR_S });
+            self.kept.reserved.insert(name.to_owned(), Reserved { bytes, until_s: at.saturating_add(RESERVED_FOR_S) });
         }
         self.save()
     }

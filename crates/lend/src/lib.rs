@@ -11,6 +11,8 @@
 //! stay above their guarantee, and guests grow from memory that is there. Guests that it has paused are resumed by another
 //! process (`hold.rs`).
 #![forbid(unsafe_code)]
+// Figures that others say are added up here.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod balloon;
 mod carry_out;

@@ -23,7 +23,7 @@ pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, work
     std::thread::scope(|scope| {
         while threads < AT_ONCE && lock(&queue).peek().is_some() {
             scope.spawn(work_on);
-            threads += 1;
+            threads = threads.saturating_add(1);
         }
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +45,7 @@ pub(crate) fn each_in_turn<T: Send, R: Send>(
     for (place, (owner, item)) in items.enumerate() {
         let turn = turns.entry(owner).or_default();
         queue.push((*turn, place, item));
-        *turn += 1;
+        *turn = turn.saturating_add(1);
     }
     queue.sort_by_key(|(turn, place, _)| (*turn, *place));
     let in_time = |(_, place, item)| (place, (Instant::now() < end).then(|| work(item)));

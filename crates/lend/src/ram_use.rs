@@ -53,19 +53,28 @@ impl RamUse {
         let (mut swapped_bytes, mut mapped_bytes) = (0_u64, 0_u64);
         for (n, mapping) in mappings.iter().enumerate() {
             let usage = &mapping.usage;
-            merged += usage.ksm_bytes.unwrap_or(0);
+            merged = usage.ksm_bytes.unwrap_or(0).saturating_add(merged);
             if regions.region_of(n) == Region::GuestRam {
-                (rss, uss) = (rss + usage.rss_bytes, uss + usage.uss_bytes);
-                swapped_bytes += usage.swap_bytes;
-                mapped_bytes += mapping.bytes();
+                (rss, uss) = (usage.rss_bytes.saturating_add(rss), usage.uss_bytes.saturating_add(uss));
+                swapped_bytes = usage.swap_bytes.saturating_add(swapped_bytes);
+                mapped_bytes = mapping.bytes().saturating_add(mapped_bytes);
             }
             if holds_folded_pages(mapping) {
-                folded += mapping.bytes().saturating_sub(usage.anonymous_bytes + usage.swap_bytes);
+                let unbroken = mapping.bytes().saturating_sub(usage.anonymous_bytes.saturating_add(usage.swap_bytes));
+                folded = unbroken.saturating_add(folded);
             }
         }
         // Folded pages that were not touched since are in no page table.
-        let resident_bytes = rss.max(uss + folded);
-        Ok(Self { pid, at, counters, resident_bytes, folded_bytes: folded + merged, swapped_bytes, mapped_bytes })
+        let resident_bytes = rss.max(uss.saturating_add(folded));
+        Ok(Self {
+            pid,
+            at,
+            counters,
+            resident_bytes,
+            folded_bytes: folded.saturating_add(merged),
+            swapped_bytes,
+            mapped_bytes,
+        })
     }
 }
 

@@ -46,7 +46,8 @@ pub fn reclaim(groups: &BTreeSet<String>, bytes: u64, may_empty: bool) -> Reclai
             Ok(way) => done.way = Some(way),
             Err(error) => _ = done.problem.get_or_insert(format!("{group}: {error:#}")),
         }
-        done.freed_bytes += before.saturating_sub(limits.used_bytes(group).unwrap_or(before));
+        let freed = before.saturating_sub(limits.used_bytes(group).unwrap_or(before));
+        done.freed_bytes = done.freed_bytes.saturating_add(freed);
         done.groups.push(group.clone());
     }
     if done.groups.is_empty() {

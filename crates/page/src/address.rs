@@ -29,7 +29,7 @@ impl HostVirt {
 
     /// The address that is `pages` base pages further on.
     pub const fn add_pages(self, pages: u64) -> Self {
-        Self(self.0 + (pages << PAGE_SHIFT))
+        Self(self.0.saturating_add(pages_to_bytes(pages)))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The vocabulary that all other rooms share: addresses, page frames, kinds of pages, fingerprints of their
 //! content, savings, and waits. No input or output, no unsafe code.
 #![forbid(unsafe_code)]
+// Figures that others say are added up here.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod address;
 mod fingerprint;

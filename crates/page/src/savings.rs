@@ -46,7 +46,7 @@ impl Savings {
             zero_bytes: pages(zero_pages),
             pool_bytes: pages(pool_pages),
             tables_bytes: whole_pages(tables_bytes.min(u64::MAX >> 4)),
-            mappings_bytes: whole_pages(mappings.min(u64::MAX >> 16) * MAPPING_BYTES),
+            mappings_bytes: whole_pages(mappings.saturating_mul(MAPPING_BYTES).min(u64::MAX >> 4)),
         }
     }
 
@@ -75,7 +75,7 @@ impl Savings {
         let own = Self::of(folded_pages, zero_pages, 0, 0, mappings);
         let common = u128::from(self.pool_bytes.saturating_add(self.tables_bytes));
         // A member that tells more folded pages than the group has bears all of the costs, and no more.
-        let part = common * u128::from(own.folded_bytes.min(self.folded_bytes));
+        let part = common.saturating_mul(own.folded_bytes.min(self.folded_bytes).into());
         let part = part.checked_div(u128::from(self.folded_bytes)).unwrap_or(0);
         own.saved_bytes().saturating_sub(i64::try_from(part).unwrap_or(i64::MAX))
     }

@@ -12,6 +12,7 @@ use std::ops::Add;
 /// let second = page::doubled(Some(first), bounds);
 /// assert_eq!((first.as_secs(), second.as_secs(), page::doubled(Some(second), bounds).as_secs()), (1, 2, 3));
 /// ```
+#[allow(clippy::arithmetic_side_effects, reason = "waits are our own, and bounded")]
 pub fn doubled<T: Copy + Ord + Add<Output = T>>(last: Option<T>, (first, longest): (T, T)) -> T {
     last.map_or(first, |last| (last + last).min(longest))
 }

@@ -11,6 +11,8 @@
 //! A worker that is killed takes along what it has counted since its last report: 10 s at most. Its processor time is
 //! read once more when it has ended, unless it was the child of an earlier supervisor.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use api::control::Bill;
 use host::{ProcessId, ProcessStat};
 use serde::{Deserialize, Serialize};

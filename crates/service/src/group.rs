@@ -9,6 +9,8 @@
 //!       +-- no member left ------------------------ waits (backoff.rs) --> started again
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use super::backoff::Backoff;
 use super::config::GroupConfig;
 use super::segments::Segments;
@@ -110,7 +112,7 @@ impl Group {
 
     /// The settings that its worker is told: those of the group, with the pool's limit that binds, and its pace under pressure.
     fn ordered(&self) -> Settings {
-        let slots = self.pool_limit().bytes / page::PAGE_BYTES as u64;
+        let slots = self.pool_limit().bytes >> page::PAGE_SHIFT;
         let (settings, pressed) = (self.settings(), self.pressure_scan_rate());
         let scan_rate = pressed.or(settings.scan_rate);
         Settings { scan_rate, pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..settings }
@@ -243,7 +245,7 @@ impl Group {
     /// Asks the worker for a report, and returns its number; `None` where there is no worker to ask.
     pub fn ask_report(&mut self) -> Option<u64> {
         self.worker.as_mut().filter(|w| w.heard)?.send(&Order::Report, vec![]).then_some(())?;
-        self.asked += 1;
+        self.asked = self.asked.saturating_add(1);
         Some(self.asked)
     }
 
@@ -257,7 +259,7 @@ impl Group {
     /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker. One that has orders
     /// to read is not asked: the question is long, and any user of the group may ask.
     pub fn ask_why(&mut self, pid: u32, pages: Vec<(u64, u16)>) -> Option<u64> {
-        let question = self.questions + 1;
+        let question = self.questions.saturating_add(1);
         let worker = self.worker.as_mut().filter(|w| w.heard && !w.has_waiting())?;
         worker.send(&Order::Why { question, pid, pages }, vec![]).then_some(())?;
         self.questions = question;
@@ -290,7 +292,7 @@ impl Group {
                 Heard::Nothing
             }
             News::Report(report) => {
-                self.answered += 1;
+                self.answered = self.answered.saturating_add(1);
                 Heard::Report(worker.process, report)
             }
             News::Needs(needs) => Heard::Needs(needs),

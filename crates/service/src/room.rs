@@ -12,6 +12,8 @@
 //! The rest is for the other groups: a worker that uses nothing of what it was promised cannot keep it from them for
 //! ever. An operator's change is promised at any time.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use api::control::{MemberRoom, Needs};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -108,7 +110,7 @@ impl Room {
         let mut left = bytes;
         let give = |room: &MemberRoom| {
             let bytes = room.bytes.min(left);
-            left -= bytes;
+            left = left.saturating_sub(bytes);
             MemberRoom { bytes, ..*room }
         };
         Ok((needs.members.iter().map(give).collect(), time))

@@ -3,6 +3,8 @@
 //! Names and figures stand in the tables [`GROUP`] and [`MEMBER`]. Units are base units. Labels are few: `group`, `member`,
 //! `reason`, and `domain` where the member is a domain of libvirt's.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use crate::asker::Group;
 use api::ask::GroupState;
 use api::control::{Bill, GroupReport, MemberReport};

@@ -231,7 +231,7 @@ numbered!(ZeroPages, "zero page policy", Self::Share, Self::Ignore, Self::WhenId
 
 fn page_start(r: &mut Reader<'_>) -> Result<HostVirt> {
     let address = r.u64()?;
-    let aligned = address % PAGE_BYTES as u64 == 0;
+    let aligned = address.is_multiple_of(PAGE_BYTES as u64);
     if aligned && address < ADDRESS_END { Ok(HostVirt(address)) } else { Err(Malformed::OutOfRange("address")) }
 }
 
@@ -246,11 +246,11 @@ fn pages(r: &mut Reader<'_>) -> Result<u16> {
 /// The first of `pages` slots, all within one segment.
 fn slot(r: &mut Reader<'_>, pages: u16) -> Result<PoolSlot> {
     let slot = PoolSlot::from_bits(r.u32()?);
-    slot.add(u32::from(pages) - 1).map(|_| slot).ok_or(Malformed::OutOfRange("slot"))
+    slot.add(u32::from(pages).saturating_sub(1)).map(|_| slot).ok_or(Malformed::OutOfRange("slot"))
 }
 
 fn bounded<T>(runs: Vec<T>, most: usize, pages: impl Fn(&T) -> u64) -> Result<Vec<T>> {
-    let total: u64 = runs.iter().map(pages).sum();
+    let total: u64 = runs.iter().map(pages).fold(0, u64::saturating_add);
     if total <= most as u64 { Ok(runs) } else { Err(Malformed::OutOfRange("pages")) }
 }
 
@@ -361,7 +361,7 @@ impl ToWorker {
             3 => {
                 let runs = bounded(r.list("runs", RUNS, RestedRun::decode)?, RESTED_PAGES, |run| u64::from(run.pages))?;
                 let fingerprints = r.list("fingerprints", RESTED_PAGES, |r| r.u64().map(Fingerprint))?;
-                if runs.iter().map(|run| usize::from(run.pages)).sum::<usize>() != fingerprints.len() {
+                if runs.iter().map(|run| usize::from(run.pages)).fold(0, usize::saturating_add) != fingerprints.len() {
                     return Err(Malformed::OutOfRange("fingerprints"));
                 }
                 Self::Rested(runs, fingerprints)

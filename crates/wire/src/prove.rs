@@ -213,10 +213,10 @@ impl<'a> Question<'a> {
             start.copy_from_slice(&range.start.0.to_le_bytes());
             pages.copy_from_slice(&u32::try_from(range.pages).ok()?.to_le_bytes());
         }
-        let mut bytes = ID_BYTES + ranges.len() * RANGE_BYTES;
+        let mut bytes = ranges.len().saturating_mul(RANGE_BYTES).saturating_add(ID_BYTES);
         if kind == Kind::Slot {
             frame[bytes] = SLOTS;
-            bytes += 1;
+            bytes = bytes.saturating_add(1);
         }
         Question::decode(&frame[..bytes]).is_ok().then_some(bytes)
     }
@@ -242,11 +242,12 @@ impl<'a> Question<'a> {
         let question = Self { id: u32::from_le_bytes(*id), kind, pages: 0, ranges };
         let pages = question.ranges().try_fold(0, |sum: usize, range| {
             let (start, pages) = (range.start.0, usize::try_from(range.pages).unwrap_or(usize::MAX));
-            let end = start.checked_add(range.pages * PAGE_BYTES as u64).filter(|end| *end <= ADDRESS_END);
+            let end =
+                start.checked_add(range.pages.saturating_mul(PAGE_BYTES as u64)).filter(|end| *end <= ADDRESS_END);
             if pages == 0 || !start.is_multiple_of(PAGE_BYTES as u64) || end.is_none() {
                 return Err(Malformed::OutOfRange("range"));
             }
-            Some(sum + pages).filter(|sum| *sum <= PROVE_PAGES).ok_or(Malformed::OutOfRange("pages"))
+            sum.checked_add(pages).filter(|sum| *sum <= PROVE_PAGES).ok_or(Malformed::OutOfRange("pages"))
         })?;
         Ok(Self { pages, ..question })
     }
@@ -265,7 +266,7 @@ impl<'a> Question<'a> {
 pub fn encode_answer(id: u32, proofs: impl Iterator<Item = Proof>, frame: &mut [u8; ANSWER_BYTES]) -> usize {
     frame[..ID_BYTES].copy_from_slice(&id.to_le_bytes());
     let places = frame[ID_BYTES..].iter_mut().zip(proofs);
-    ID_BYTES + places.map(|(place, proof)| *place = proof as u8).count()
+    places.map(|(place, proof)| *place = proof as u8).count().saturating_add(ID_BYTES)
 }
 
 /// Reads the answer to a question: `Ok(false)` if it is the answer to another one.

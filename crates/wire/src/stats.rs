@@ -23,8 +23,9 @@ pub struct Stalls {
 impl Stalls {
     /// Counts a stall.
     pub fn add(&mut self, us: u64) {
-        let bucket = (u64::BITS - us.leading_zeros()) as usize;
-        self.buckets[bucket.min(STALL_BUCKETS - 1)] += 1;
+        let bucket = u64::BITS.saturating_sub(us.leading_zeros()) as usize;
+        let bucket = &mut self.buckets[bucket.min(STALL_BUCKETS - 1)];
+        *bucket = bucket.saturating_add(1);
         self.longest_us = self.longest_us.max(us);
     }
 }

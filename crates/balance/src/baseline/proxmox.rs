@@ -44,7 +44,7 @@ impl Policy for Proxmox {
 fn sizes(facts: &Facts) -> Sizes {
     let host = &facts.host;
     let used = host.total_bytes.saturating_sub(host.available_bytes);
-    let goal = signed(host.total_bytes / 100 * TARGET_PERCENT) - signed(used);
+    let goal = signed((host.total_bytes / 100).saturating_mul(TARGET_PERCENT)).saturating_sub(signed(used));
     let vms: Vec<Vm> = facts.guests.iter().map(vm).collect();
     // A guest without a minimum, or without a working driver, takes no part.
     let all: Vec<usize> = (0..vms.len()).filter(|n| vms[*n].least > 0 && facts.guests[*n].can_balloon()).collect();
@@ -74,15 +74,16 @@ fn deal_out(vms: &[Vm], numbers: &[usize], bytes: i64, sizes: &mut Sizes) -> i64
     let (mut left, mut done) = (bytes, BTreeSet::new());
     loop {
         let open: Vec<usize> = numbers.iter().copied().filter(|n| !done.contains(n)).collect();
-        let above = |n: &usize| sizes.get(n).unwrap_or(&vms[*n].now) - vms[*n].least;
-        let to_deal = open.iter().map(above).sum::<i64>() + left;
+        let above = |n: &usize| sizes.get(n).unwrap_or(&vms[*n].now).saturating_sub(vms[*n].least);
+        let to_deal = open.iter().map(above).fold(left, i64::saturating_add);
         let mut change = None;
         for &n in &open {
             let vm = &vms[n];
-            let wanted = (vm.least + to_deal / open.len() as i64).min(vm.most).max(vm.least);
-            let size = match wanted - vm.now {
-                more if more > 0 && bytes > 0 => wanted.min(vm.now + MOST_CHANGE),
-                less if less < 0 => wanted.max(vm.now - MOST_CHANGE),
+            let wanted =
+                vm.least.saturating_add(to_deal.checked_div(open.len() as i64).unwrap_or(0)).min(vm.most).max(vm.least);
+            let size = match wanted.saturating_sub(vm.now) {
+                more if more > 0 && bytes > 0 => wanted.min(vm.now.saturating_add(MOST_CHANGE)),
+                less if less < 0 => wanted.max(vm.now.saturating_sub(MOST_CHANGE)),
                 _ => {
                     done.insert(n);
                     continue;
@@ -90,11 +91,11 @@ fn deal_out(vms: &[Vm], numbers: &[usize], bytes: i64, sizes: &mut Sizes) -> i64
             };
             let before = sizes.insert(n, size).unwrap_or(vm.now);
             if before != size {
-                change = Some(change.unwrap_or(0) + size - before);
+                change = Some(size.saturating_sub(before).saturating_add(change.unwrap_or(0)));
             }
         }
         let Some(change) = change else { return left };
-        left -= change;
+        left = left.saturating_sub(change);
         if left == 0 {
             return 0;
         }

@@ -21,7 +21,7 @@ impl Policy for Squeezed {
 
     fn sizes(&self, facts: &Facts, _lendable_bytes: u64) -> Vec<Wish> {
         let part = part(facts);
-        let size = |guest: &GuestFacts| guest.guaranteed_bytes + (part * range(guest) as f64) as u64;
+        let size = |guest: &GuestFacts| guest.guaranteed_bytes.saturating_add((part * range(guest) as f64) as u64);
         wishes(facts, |_, guest| guest.can_balloon().then(|| size(guest)), "squeezed")
     }
 }
@@ -29,7 +29,8 @@ impl Policy for Squeezed {
 /// The part of their ranges that guests have above their minimum.
 fn part(facts: &Facts) -> f64 {
     let active = || facts.guests.iter().filter(|guest| guest.can_balloon());
-    let freeable = |g: &GuestFacts| g.actual_bytes.saturating_sub(g.guaranteed_bytes + 2 * INACCURACY_BYTES);
+    let freeable =
+        |g: &GuestFacts| g.actual_bytes.saturating_sub(g.guaranteed_bytes.saturating_add(2 * INACCURACY_BYTES));
     let most_free = active().map(freeable).fold(facts.host.available_bytes, u64::saturating_add);
     let surplus = most_free.saturating_sub(facts.host.floor_bytes);
     let ranges = active().map(range).fold(0, u64::saturating_add);

@@ -28,9 +28,10 @@ pub(super) fn own_and_equal(lendable: u64, weighted: &[(u64, u64)], own: impl Fn
         .collect();
     let mut loans = share_out(lendable, &owns);
     let left = lendable.saturating_sub(loans.iter().fold(0, |sum: u64, loan| sum.saturating_add(*loan)));
-    let rest: Vec<_> = weighted.iter().zip(&loans).map(|((weight, cap), loan)| (*weight, cap - loan)).collect();
+    let rest: Vec<_> =
+        weighted.iter().zip(&loans).map(|((weight, cap), loan)| (*weight, cap.saturating_sub(*loan))).collect();
     for (loan, more) in loans.iter_mut().zip(share_out(left, &rest)) {
-        *loan += more;
+        *loan = loan.saturating_add(more);
     }
     loans
 }

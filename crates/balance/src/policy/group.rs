@@ -32,9 +32,10 @@ impl Policy for Group {
             guests.iter().zip(shares).for_each(|(n, share)| loans[*n] = share);
         }
         let left = lendable_bytes.saturating_sub(loans.iter().fold(0, |sum: u64, loan| sum.saturating_add(*loan)));
-        let rest: Vec<_> = all.iter().zip(&loans).map(|((weight, cap), loan)| (*weight, cap - loan)).collect();
+        let rest: Vec<_> =
+            all.iter().zip(&loans).map(|((weight, cap), loan)| (*weight, cap.saturating_sub(*loan))).collect();
         for (loan, more) in loans.iter_mut().zip(share_out(left, &rest)) {
-            *loan += more;
+            *loan = loan.saturating_add(more);
         }
         wishes(facts, &loans, |n| {
             let group = &facts.guests[n].group;

@@ -38,9 +38,9 @@ impl Policy for WorkingSet {
             let worth = |n: usize| worth(&facts.guests[n], loans[n], chunk);
             let best = open.map(|n| (worth(n), n)).filter(|(worth, _)| *worth >= LEAST_GAIN);
             let Some((_, n)) = best.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))) else { break };
-            let bytes = chunk.min(left).min(all[n].1 - loans[n]);
-            loans[n] += bytes;
-            left -= bytes;
+            let bytes = chunk.min(left).min(all[n].1.saturating_sub(loans[n]));
+            loans[n] = loans[n].saturating_add(bytes);
+            left = left.saturating_sub(bytes);
         }
         keep(facts, &all, &mut loans, left);
         wishes(facts, &loans, |n| reason(&facts.guests[n], chunk))
@@ -51,15 +51,15 @@ impl Policy for WorkingSet {
 fn keep(facts: &Facts, all: &[(u64, u64)], loans: &mut [u64], left: u64) {
     let more = facts.guests.iter().zip(all).zip(&*loans).map(|((guest, (weight, cap)), loan)| {
         let had = guest.loan_bytes().min(*cap).saturating_sub(*loan);
-        (had * weight.min(&1), had)
+        (had.saturating_mul(*weight.min(&1)), had)
     });
     let shares = share_out(left, &more.collect::<Vec<_>>());
-    loans.iter_mut().zip(shares).for_each(|(loan, share)| *loan += share);
+    loans.iter_mut().zip(shares).for_each(|(loan, share)| *loan = loan.saturating_add(share));
 }
 
 /// Faults a second that the next chunk spares a guest with this loan, weighed by whether it has the chunk already.
 fn worth(guest: &GuestFacts, loan: u64, chunk: u64) -> f64 {
-    let size = guest.guaranteed_bytes + loan;
+    let size = guest.guaranteed_bytes.saturating_add(loan);
     let gain = faults_at(guest, size) - faults_at(guest, size.saturating_add(chunk));
     if size < guest.size_bytes() { gain * HELD } else { gain }
 }
@@ -96,8 +96,8 @@ fn on_curve(points: &[(u64, f64)], size: u64) -> f64 {
         return beyond(last);
     }
     let above = points.partition_point(|(at, _)| *at < size);
-    let (low, high) = (points[above - 1], points[above]);
-    let way = (size - low.0) as f64 / (high.0 - low.0) as f64;
+    let (low, high) = (points[above.saturating_sub(1)], points[above]);
+    let way = size.saturating_sub(low.0) as f64 / high.0.saturating_sub(low.0) as f64;
     low.1 + (high.1 - low.1) * way
 }
 
