@@ -285,6 +285,23 @@ mod tests {
         assert!(below.expect("it is known").helper.is_some());
     }
 
+    #[test]
+    fn one_look_attaches_a_few_children() {
+        let script = "exec 9<&0; echo $$; x=$(head -c 6000000 /dev/zero | tr '\\0' x)
+            for n in 1 2 3 4 5 6; do ( x=${x}y; echo $BASHPID; read -u 9 ) & done
+            wait";
+        let (mut shell, pids) = bash(script, 7);
+        let now = Instant::now();
+        let mut children = looked_at(ProcessId::of(pids[0]).unwrap(), now);
+        let attached = |children: &Children| children.known.values().filter(|known| known.helper.is_some()).count();
+        let first = attached(&children);
+        children.look(now);
+        let all = children.known.len();
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert_eq!((first, all), (MOST_AT_ONCE, 6), "{children:?}");
+    }
+
     /// A rule may have been faster. Its thread has the name of an agent's here.
     #[test]
     fn child_with_an_agent_is_left_alone() {

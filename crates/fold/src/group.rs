@@ -345,6 +345,23 @@ mod tests {
     }
 
     #[test]
+    fn member_beyond_those_that_a_group_may_have_is_not_admitted() {
+        let (now, all) = (Instant::now(), u32::try_from(MOST_MEMBERS).unwrap());
+        let mut group = Group::new("acme", PathBuf::new(), now);
+        group.begun = true;
+        let mut admit = |number: u32| {
+            let (socket, _) = Seqpacket::pair().unwrap();
+            let identity = Identity { name: number.to_string(), pid: number, started: 1 };
+            group.admit(identity, socket, now);
+            (group.members.len(), format!("{:?}", group.news.back()))
+        };
+        let counts: Vec<usize> = (0..all).map(|number| admit(number).0).collect();
+        assert_eq!(counts, (1..=MOST_MEMBERS).collect::<Vec<_>>());
+        let (members, news) = admit(all);
+        assert!(members == MOST_MEMBERS && news.contains("the group has as many as it may"), "{members}: {news}");
+    }
+
+    #[test]
     fn departed_members_have_a_share_for_each_process_and_user() {
         let identity = |pid| Identity { name: String::new(), pid, started: 1 };
         let mut departed = Vec::new();

@@ -254,6 +254,21 @@ mod tests {
     }
 
     #[test]
+    fn member_has_as_many_children_as_half_of_a_group_and_others_have_their_own() {
+        let own = ProcessId::of(std::process::id()).unwrap();
+        let [one, other] = ["one", "other"].map(|name| crate::state::member("acme", name, own));
+        let child =
+            |n: usize| MemberLine { family: Some("one".into()), ..crate::state::member("acme", &n.to_string(), own) };
+        let mut children: Vec<_> = (0..MOST_CHILDREN).map(child).collect();
+        let of = |parent: &MemberLine, children: &[MemberLine]| check_siblings(parent, &State::of(children.to_vec()));
+        assert!(of(&one, &children).is_err_and(|why| why.contains("512 forked children of member one")));
+        assert!(of(&children[7], &children).is_err(), "children of children are of the same family");
+        assert_eq!(of(&other, &children), Ok("other".to_owned()));
+        children.pop();
+        assert_eq!(of(&one, &children), Ok("one".to_owned()));
+    }
+
+    #[test]
     fn orphan_of_executed_program_is_no_child_of_the_member_that_inherits_it() {
         let family = Family::start();
         let own = ProcessId::of(std::process::id()).unwrap();

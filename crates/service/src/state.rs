@@ -1,5 +1,7 @@
 //! The members, the settings changed on the fly, last limits and bills: kept in a file for the next supervisor.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use super::bill::Account;
 use super::config::GroupConfig;
 use anyhow::Context;
@@ -18,6 +20,9 @@ use std::path::{Path, PathBuf};
 
 /// Longest file that is read, in bytes: some ten thousands of members.
 const MOST_BYTES: u64 = 16 << 20;
+
+/// Most processes of a group that are registered. Its worker serves 1,024 of them.
+const MOST_MEMBERS: usize = 4096;
 
 /// Number of turns in which members are compared with processes.
 const TURNS: usize = 15;
@@ -215,7 +220,7 @@ impl State {
     /// Adds a member, or gives it another name.
     ///
     /// # Errors
-    /// Its name is taken, or its process is a member of another group. It can never leave that, because it may still
+    /// Its name is taken, the group has as many as it may, or its process is a member of another group. It can never leave that, because it may still
     /// map slots there.
     pub fn add(&mut self, member: MemberLine) -> Result<(), String> {
         self.forget_dead();
@@ -231,6 +236,12 @@ impl State {
             return Err(format!(
                 "group {} has a member {} already: process {}",
                 member.group, other.identity.name, other.identity.pid
+            ));
+        }
+        if self.find(process).is_none() && self.members_of(&member.group) >= MOST_MEMBERS {
+            return Err(format!(
+                "group {} has {MOST_MEMBERS} members, as many as it may: end some first",
+                member.group
             ));
         }
         self.members.retain(|m| process_of(m) != process);
@@ -260,11 +271,11 @@ impl State {
     /// Like [`Self::forget_dead`], for every second. A pid that nobody has is noticed at once; others are compared in turns:
     /// all within [`TURNS`] calls.
     pub fn forget_some_dead(&mut self) {
-        self.turn = (self.turn + 1) % TURNS;
+        self.turn = self.turn.wrapping_add(1) % TURNS;
         let (turn, before) = (self.turn, self.members.len());
-        let mut number = 0;
+        let mut number = 0_usize;
         self.members.retain(|m| {
-            number += 1;
+            number = number.wrapping_add(1);
             let process = process_of(m);
             process.has_pid() && (number % TURNS != turn || process.is_alive())
         });
@@ -278,6 +289,14 @@ impl State {
         let detached = self.detached.len();
         self.detached.retain(ProcessId::is_alive);
         self.changed |= (self.members.len(), self.detached.len()) != (before, detached);
+    }
+}
+
+#[cfg(test)]
+impl State {
+    /// A state with these members, for tests.
+    pub fn of(members: Vec<MemberLine>) -> Self {
+        Self { members, ..Self::default() }
     }
 }
 
@@ -376,6 +395,23 @@ mod tests {
         let from = Settings { split_huge_at_percent: Some(30), pool_slots: 7, index_pages: 9, ..Settings::default() };
         let set = state.change("acme", from).unwrap().apply(from);
         assert_eq!((set.scan_rate, set.pool_slots), (Some(1234), 7));
+    }
+
+    #[test]
+    fn group_has_no_more_processes_than_it_may_and_others_have_their_own() {
+        let own = ProcessId::of(std::process::id()).unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let other = ProcessId::of(child.id()).unwrap();
+        let mut state = State::of((0..MOST_MEMBERS).map(|n| member("acme", &n.to_string(), own)).collect());
+        let [refused, others] = ["acme", "beta"].map(|group| state.add(member(group, "new", other)));
+        state.remove(other);
+        let last = process_of(state.members.last().unwrap());
+        state.members.truncate(MOST_MEMBERS - 1);
+        let fits = state.add(member("acme", "new", other));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(refused.is_err_and(|why| why.contains("as many as it may")) && others.is_ok() && fits.is_ok());
+        assert_eq!(last, own);
     }
 
     #[test]
