@@ -30,7 +30,7 @@ impl Prover {
     /// # Errors
     /// No prover listens at `path`.
     pub fn connect(path: &Path) -> Result<Self> {
-        Seqpacket::connect(path).map(Self::over)
+        Seqpacket::connect_to_service(path).map(Self::over)
     }
 
     /// The same over a connection that is there already.

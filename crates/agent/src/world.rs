@@ -57,7 +57,7 @@ mod free {
     /// # Errors
     /// Nobody listens there.
     pub fn connect(_: Server, path: &Path) -> io::Result<Seqpacket> {
-        Seqpacket::connect(path).map_err(io::Error::other)
+        Seqpacket::connect_to_service(path).map_err(io::Error::other)
     }
 
     /// Whether mappings may be replaced.

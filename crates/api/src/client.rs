@@ -60,7 +60,7 @@ impl Service {
     /// There is none, or its directory is not to be trusted.
     pub fn connect(place: Place) -> anyhow::Result<Self> {
         let owner = place.owner()?;
-        let socket = Seqpacket::connect(&place.control_socket())?;
+        let socket = Seqpacket::connect_to_service(&place.control_socket())?;
         let user = Peer::user_of(&socket).context("the service has hung up")?;
         if user != owner {
             let dir = place.dir().display();

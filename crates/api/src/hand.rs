@@ -29,7 +29,7 @@ pub use wire::attach::Server;
 /// # Errors
 /// No service is there, or it has no room.
 pub fn hand_on(place: &Place, server: Server, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?;
+    let service = Seqpacket::connect_to_service(&place.hand_socket()).map_err(io::Error::other)?;
     if service.send(&server.frame(), &[socket])? { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
 
@@ -54,7 +54,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// # Errors
 /// No service is there, or it does not answer.
 pub fn kept_object(place: &Place) -> io::Result<Option<ForeignFile>> {
-    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?.take_files();
+    let service = Seqpacket::connect_to_service(&place.hand_socket()).map_err(io::Error::other)?.take_files();
     service.send(&OBJECT, &[])?;
     let (mut frame, mut files) = ([0; 1], Vec::new());
     poll(&mut [PollFd::new(&service, PollFlags::IN)], Timespec::try_from(ANSWER).ok().as_ref())?;
@@ -77,7 +77,7 @@ pub fn answer_object(to: &Seqpacket, kept: Option<BorrowedFd<'_>>) -> io::Result
 /// # Errors
 /// No service is there.
 pub fn keep_object(place: &Place, object: BorrowedFd<'_>) -> io::Result<()> {
-    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?;
+    let service = Seqpacket::connect_to_service(&place.hand_socket()).map_err(io::Error::other)?;
     service.send(&OBJECT, &[object]).map(drop)
 }
 

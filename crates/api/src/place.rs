@@ -5,6 +5,8 @@
 //!   DIR/agent.sock         members
 //!   DIR/prove.sock         members that ask whether anybody else holds their pages; root's service only
 //!   DIR/control.sock       the command line
+//!   DIR/hand.sock          connections that are handed on
+//!   DIR/users/UID/...      the same four, for one user alone: `host::own_socket`
 //!   DIR/workers/GROUP.sock a group's worker, for supervisors only
 //!   DIR/state.json         members, and settings changed on the fly, for the next supervisor
 //!   DIR/log                log of a private service

@@ -55,6 +55,11 @@ impl Error {
             if matches!(cause.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock))
     }
 
+    /// Whether as many wait at the socket as may.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::File { cause, .. } if cause.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Whether the caller lacks rights (`EACCES`, `EPERM`).
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::File { cause, .. }

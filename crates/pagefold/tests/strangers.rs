@@ -4,7 +4,8 @@ mod common;
 
 use common::not_root;
 use common::supervised::{Fake, Installed, Supervisor, signal, wait_for};
-use host::ProcessId;
+use host::{ProcessId, own_socket};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const TWO: &str = "\
@@ -20,20 +21,21 @@ program = '/tmp/*/fake_agent'
 
 /// User of acme.
 const ACMES: &str = "65533";
-/// Places for connections of a user without a claim: to the prover, to the supervisor.
-const SHARES: [usize; 2] = [32, 8];
-/// Places of all such users together.
-const ALL_SHARES: [usize; 2] = [256, 64];
+/// Places of one user at the supervisor's socket for everybody, and of all users together.
+const SHARES: (usize, usize) = (8, 64);
 
 /// Time for an answer to those who are not concerned: 10 s. Closing a file of an attacker's takes a minute or for ever.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Asserts that the supervisor, the prover and acme's worker answer others.
+/// Asserts that the supervisor, the prover and acme's worker answer root at its own sockets.
 fn assert_all_answer(installed: &Installed, others: &mut Fake, after: &str) {
+    let [control, prove] = ["control", "prove"].map(|name| {
+        own_socket(&installed.path(&format!("s/{name}.sock")), 0).to_str().expect("a plain path").to_owned()
+    });
     for (question, command) in [
-        ("the supervisor", format!("ask {} \"groups\"", installed.text("s/control.sock"))),
-        ("the prover", format!("prove {}", installed.text("s/prove.sock"))),
-        ("acme's worker", format!("ask {} {{\"show\":{{\"group\":\"acme\"}}}}", installed.text("s/control.sock"))),
+        ("the supervisor", format!("ask {control} \"groups\"")),
+        ("the prover", format!("prove {prove}")),
+        ("acme's worker", format!("ask {control} {{\"show\":{{\"group\":\"acme\"}}}}")),
     ] {
         let began = Instant::now();
         let answer = others.tell(&command);
@@ -202,21 +204,21 @@ fn open(fake: &mut Fake, socket: &str, count: usize) -> usize {
     fake.tell(&format!("crowd {socket} {count}")).parse().expect("a number")
 }
 
-/// Has one more user than have room together take places at a socket. Returns their numbers of places, too.
+/// Has one more user than have room together at the supervisor take places at a socket. Returns their numbers of places, too.
 ///
 /// The supervisor forgets a client after 10 s. Where a machine is as slow as that, the crowd goes, and another one
 /// comes.
-fn crowd(installed: &Installed, n: usize, socket: &str) -> (Vec<Fake>, Vec<usize>) {
+fn crowd(installed: &Installed, socket: &str) -> (Vec<Fake>, Vec<usize>) {
     for _ in 0..5 {
         let user = |user| {
             let mut fake = installed.stranger();
             assert_eq!(fake.tell(&format!("become {}", 70_000 + user)), "ok");
             fake
         };
-        let mut crowd: Vec<Fake> = (0..=ALL_SHARES[n] / SHARES[n]).map(user).collect();
+        let mut crowd: Vec<Fake> = (0..=SHARES.1 / SHARES.0).map(user).collect();
         let began = Instant::now();
-        let counts = crowd.iter_mut().map(|fake| open(fake, socket, SHARES[n] + 8)).collect();
-        if n == 0 || began.elapsed() < Duration::from_secs(9) {
+        let counts = crowd.iter_mut().map(|fake| open(fake, socket, 2 * SHARES.0)).collect();
+        if began.elapsed() < Duration::from_secs(9) {
             return (crowd, counts);
         }
         drop(crowd);
@@ -225,7 +227,7 @@ fn crowd(installed: &Installed, n: usize, socket: &str) -> (Vec<Fake>, Vec<usize
     panic!("each crowd took more than 9 s");
 }
 
-/// One person may have many users: subordinate ids.
+/// One person may have many users: subordinate ids. Users with a claim have sockets of their own, which others may not write.
 #[test]
 fn crowd_of_users_leaves_places_of_root_and_of_members() {
     if not_root() {
@@ -235,18 +237,23 @@ fn crowd_of_users_leaves_places_of_root_and_of_members() {
     let _supervisor = installed.serve(TWO, &[]);
     let (mut others, mut beta) = (installed.stranger(), installed.stranger_unprivileged());
     assert!(beta.connects(&installed), "{}", installed.log());
-    let sockets = ["prove", "control"].map(|name| installed.text(&format!("s/{name}.sock")));
-    wait_for("the prover answers", || (others.tell(&format!("prove {}", sockets[0])) == "ok").then_some(()));
-    for n in 0..2 {
-        let (_crowd, counts) = crowd(&installed, n, &sockets[n]);
-        assert_eq!(counts[0], SHARES[n], "{counts:?} at {}", sockets[n]);
-        assert_eq!(counts.iter().sum::<usize>(), ALL_SHARES[n], "{counts:?} at {}", sockets[n]);
-        assert_eq!(counts.last(), Some(&0), "{counts:?} at {}", sockets[n]);
-        // A user with a member has a claim to the prover's places, and a user of a group to the supervisor's.
+    let sockets = ["prove", "control"].map(|name| installed.path(&format!("s/{name}.sock")));
+    let text = |socket: &Path| socket.to_str().expect("a plain path").to_owned();
+    wait_for("the prover answers", || (others.tell(&format!("prove {}", text(&sockets[0]))) == "ok").then_some(()));
+    // A user with a member has a claim to the prover's places, and a user of a group to the supervisor's, too.
+    let [betas, acmes] =
+        [(0, "65534"), (1, ACMES)].map(|(n, uid)| own_socket(&sockets[n], uid.parse().expect("a user")));
+    for (n, (own, uid)) in [(&betas, None), (&acmes, Some(ACMES))].into_iter().enumerate() {
+        let (mut crowd, counts) = crowd(&installed, &text(&sockets[n]));
+        let all = if n == 0 { (0, 0) } else { SHARES };
+        assert_eq!((counts[0], counts.iter().sum()), all, "{counts:?} at {}", sockets[n].display());
+        assert_eq!(counts.last(), Some(&0), "{counts:?} at {}", sockets[n].display());
+        let refused = crowd[0].tell(&format!("connect {}", text(own)));
+        assert!(refused.contains("Permission denied"), "{refused}");
         let mut claims = installed.stranger();
-        assert_eq!(claims.tell(&format!("become {ACMES}")), "ok");
-        let entitled = if n == 0 { &mut beta } else { &mut claims };
-        assert_eq!(open(entitled, &sockets[n], SHARES[n] * 2), SHARES[n] * 2);
-        assert_all_answer(&installed, &mut others, &format!("a crowd at {}", sockets[n]));
+        uid.inspect(|uid| assert_eq!(claims.tell(&format!("become {uid}")), "ok"));
+        let entitled = uid.map_or(&mut beta, |_| &mut claims);
+        assert_eq!(open(entitled, &text(own), 2 * SHARES.0), 2 * SHARES.0);
+        assert_all_answer(&installed, &mut others, &format!("a crowd at {}", sockets[n].display()));
     }
 }

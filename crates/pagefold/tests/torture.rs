@@ -13,7 +13,7 @@
 mod common;
 
 use common::number;
-use common::service::{Service, cannot_fold, failures, member, seconds};
+use common::service::{Service, cannot_fold, failures, member, seconds, until};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -172,7 +172,9 @@ fn no_write_is_lost_where_there_is_no_prover() {
         return;
     }
     let service = Service::start();
-    std::fs::remove_file(service.place().join("prove.sock")).expect("the prover's socket");
+    let provers = [service.place().join("prove.sock"), host::own_socket(&service.place().join("prove.sock"), 0)];
+    until(60, "the service listens", || provers.iter().all(|socket| socket.exists()));
+    provers.iter().for_each(|socket| std::fs::remove_file(socket).expect("the prover's socket"));
     let time = seconds(WATCHED + 2).to_string();
     let words = ["memory", "--writes", "1000000", "--seconds", &time];
     let held = [&words[..], &[HELD]].concat();

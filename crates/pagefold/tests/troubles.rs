@@ -87,8 +87,10 @@ fn worker_that_does_not_reach_its_prover_is_told() {
         return;
     }
     let mut stream = events(&service);
-    let (socket, hidden) = (service.place().join("prove.sock"), service.place().join("hidden.sock"));
-    fs::rename(&socket, &hidden).expect("hide the prover");
+    let (users, hidden) = (service.place().join("users"), service.place().join("hidden"));
+    let (socket, hidden_too) = (service.place().join("prove.sock"), service.place().join("hidden.sock"));
+    let all = [(&users, &hidden), (&socket, &hidden_too)];
+    all.iter().for_each(|(shown, hidden)| fs::rename(shown, hidden).expect("hide the prover"));
     let log = service.log();
     let line = log.lines().rfind(|line| line.contains("prover started: process ")).expect("a prover");
     let pid = line.rsplit(' ').next().expect("a process");
@@ -96,7 +98,7 @@ fn worker_that_does_not_reach_its_prover_is_told() {
     stream.read_until("event: no_prover\n");
     assert_eq!(member.tell("more"), "ok");
     until(60, "folding goes on", || folded(&service) > 14 << 20);
-    fs::rename(&hidden, &socket).expect("show the prover again");
+    all.iter().for_each(|(shown, hidden)| fs::rename(hidden, shown).expect("show it again"));
     // Slots that are free again are what the prover is asked about.
     assert_eq!(member.tell("less"), "ok");
     stream.read_until("event: prover\n");

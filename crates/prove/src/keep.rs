@@ -149,7 +149,7 @@ pub fn hand_on(path: &Path) {
     let mut successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let is_there = |socket: &Seqpacket| matches!(socket.receive_bare(&mut [0; 8]), Ok(Received::Nothing));
     if !successor.as_ref().is_some_and(is_there) {
-        *successor = Seqpacket::connect(path).ok();
+        *successor = Seqpacket::connect_to_service(path).ok();
     }
 }
 

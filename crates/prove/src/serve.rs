@@ -7,7 +7,7 @@ use crate::places::{self, Claims};
 use act::{Inheritance, Journal, Standby};
 use anyhow::Context;
 use cli::note;
-use host::{Pagemap, Peer, Received, Seqpacket, SeqpacketListener, Shares};
+use host::{Pace, Pagemap, Peer, Received, Seqpacket, SeqpacketListener, Shares};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
@@ -15,10 +15,13 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Places for connections. A member takes two, one of them for the children that it forks.
+/// Places for connections. A member takes two, one of them for the children that it forks. Users without members have none, but for
+/// forked children of members.
 const PLACES: Shares = Shares { most: 2048, roots: 256, others: (256, 32) };
+/// Connections that are accepted in 50 ms. Users with members come through the supervisor.
+const PACE: usize = 4;
 /// Pause after a failure to accept a connection, and between two checks for followed children: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Longest time between two attempts at a standby: 1 s.
@@ -110,13 +113,15 @@ impl Successor {
 fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Successor) -> anyhow::Result<()> {
     let shared = Arc::new(Shared::new(counts)?);
     let (mut places, mut members, mut buffer) = (Vec::<Place>::new(), BTreeSet::new(), vec![0; USERS_BYTES]);
-    let mut files = Vec::new();
+    let (mut files, mut pace) = (Vec::new(), Pace::new(PACE, Instant::now()));
     loop {
-        let watched = [with.supervisor.as_fd(), with.listener.as_fd(), with.users.as_fd()];
+        let due = pace.due(Instant::now());
+        let listener = due.is_none().then(|| with.listener.as_fd());
         let standby = successor.standby.as_ref().map(AsFd::as_fd);
-        let mut fds: Vec<PollFd<'_>> =
-            watched.into_iter().chain(standby).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        match poll(&mut fds, Some(&LOOK_EVERY)) {
+        let watched = [with.supervisor.as_fd(), with.users.as_fd()].into_iter().chain(listener).chain(standby);
+        let mut fds: Vec<PollFd<'_>> = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let pause = due.and_then(|due| Timespec::try_from(due.saturating_duration_since(Instant::now())).ok());
+        match poll(&mut fds, Some(&pause.unwrap_or(LOOK_EVERY))) {
             // A pidfd becomes readable when its process ends.
             Ok(_) if !fds[0].revents().is_empty() => return Ok(()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -135,8 +140,12 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Succe
                 give_place(Seqpacket::from_stranger(connection), pagemap, &members, &mut places, &shared);
             }
         }
+        if pace.due(Instant::now()).is_some() {
+            continue;
+        }
         match with.listener.accept() {
             Ok(Some(socket)) => {
+                pace.count(Instant::now());
                 give_place(socket, None, &members, &mut places, &shared);
             }
             Ok(None) => {}
@@ -156,7 +165,10 @@ fn give_place(
     places: &mut Vec<Place>,
     shared: &Arc<Shared>,
 ) {
-    let Ok(Peer { uid, .. }) = socket.peer() else { return };
+    let Ok(peer @ Peer { uid, .. }) = socket.peer() else { return };
+    if !places::claims().has(peer) {
+        return;
+    }
     places.retain(|place| Arc::strong_count(&place.taken) > 1);
     if !PLACES.have_room(uid, members, places.iter().map(|place| place.uid)) {
         return note!("prover: user {uid} has too many connections");

@@ -6,7 +6,10 @@ use host::{PeerProcess, Seqpacket};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time between two questions of one who connected at everybody's socket: 100 ms.
+const BETWEEN: Duration = Duration::from_millis(100);
 
 /// A process that asks, and its connection.
 pub struct Client {
@@ -14,8 +17,12 @@ pub struct Client {
     pub socket: Seqpacket,
     /// The process, and its user.
     pub peer: PeerProcess,
+    /// The user to whose own socket it connected; `None`: to everybody's.
+    pub entrance: Option<u32>,
     /// When it was last heard.
     pub since: Instant,
+    /// It is not heard before.
+    pub next: Instant,
     waiting: VecDeque<Vec<u8>>,
     /// The report that it waits for.
     pub wants: Option<Waits>,
@@ -49,10 +56,18 @@ impl Client {
     ///
     /// # Errors
     /// It has ended already.
-    pub fn new(socket: Seqpacket) -> io::Result<Self> {
+    pub fn new(socket: Seqpacket, entrance: Option<u32>) -> io::Result<Self> {
         let peer = PeerProcess::of(&socket)?;
-        let since = Instant::now();
-        Ok(Self { socket, peer, since, waiting: VecDeque::new(), wants: None, done: false })
+        let now = Instant::now();
+        Ok(Self { socket, peer, entrance, since: now, next: now, waiting: VecDeque::new(), wants: None, done: false })
+    }
+
+    /// Notes that it has asked.
+    pub fn heard(&mut self) {
+        self.since = Instant::now();
+        if self.entrance.is_none() {
+            self.next = self.since + BETWEEN;
+        }
     }
 
     /// Answers, as soon as it reads.
@@ -63,9 +78,10 @@ impl Client {
 
     /// The event of its socket that comes next, if any does. It asks nothing while it has answers to read: so what waits for it is the
     /// answer to one question.
-    pub fn awaited(&self) -> Option<PollFlags> {
+    pub fn awaited(&self, now: Instant) -> Option<PollFlags> {
         match (&self.wants, self.waiting.is_empty()) {
             (Some(_), true) => None,
+            (None, true) if self.next > now => None,
             (None, true) => Some(PollFlags::IN),
             (_, false) => Some(PollFlags::OUT),
         }

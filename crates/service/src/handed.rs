@@ -11,14 +11,18 @@ use std::time::{Duration, Instant};
 
 /// Time for one that connects to hand something on: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Places for those that have connected, and have handed on nothing. Users with members have a claim.
-const PLACES: Shares = Shares { most: 512, roots: 128, others: (64, 8) };
+/// Places at a user's own socket for those that have connected, and have handed on nothing.
+const OWN_PLACES: usize = 128;
+/// Places for those at everybody's socket: each user has 8.
+const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
 /// One that has connected, and has handed on nothing.
 #[derive(Debug)]
 struct Silent {
     socket: Seqpacket,
     uid: u32,
+    /// The user to whose own socket it connected; `None`: to everybody's.
+    entrance: Option<u32>,
     since: Instant,
 }
 
@@ -37,12 +41,22 @@ impl Handed {
         self.silent.iter().map(|silent| PollFd::new(&silent.socket, PollFlags::IN))
     }
 
-    /// Gives one that has connected a place, if its user may have another one. Others are hung up on, and try again.
-    pub fn add(&mut self, socket: Seqpacket, claims: &BTreeSet<u32>) {
-        let taken = self.silent.iter().map(|silent| silent.uid);
+    /// Whether another connection to this user's own socket would have a place. At everybody's, those without a place are hung up on.
+    pub fn has_room(&self, entrance: Option<u32>) -> bool {
+        entrance.is_none() || self.at(entrance).count() < OWN_PLACES
+    }
+
+    fn at(&self, entrance: Option<u32>) -> impl Iterator<Item = &Silent> + Clone {
+        self.silent.iter().filter(move |silent| silent.entrance == entrance)
+    }
+
+    /// Gives one that has connected to this user's own socket a place, or to everybody's: there, each user has few. Others are hung up on,
+    /// and try again.
+    pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
         let Ok(uid) = Peer::user_of(&socket) else { return };
-        if PLACES.have_room(uid, claims, taken) {
-            self.silent.push(Silent { socket, uid, since: Instant::now() });
+        let fits = || PLACES.have_room(uid, &BTreeSet::new(), self.at(None).map(|silent| silent.uid));
+        if entrance.is_some() || fits() {
+            self.silent.push(Silent { socket, uid, entrance, since: Instant::now() });
         }
     }
 

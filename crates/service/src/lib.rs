@@ -32,6 +32,7 @@ pub mod config;
 mod decide;
 mod enrol_config;
 mod enrolment;
+mod entrances;
 mod group;
 mod handed;
 pub mod helper;

@@ -9,6 +9,8 @@
 //! A question reads and changes nothing but the [`Registry`]. A client is heard again when it has read its answers, and let go
 //! when it does not read them in time.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use super::client::{Client, Waits, Wants};
 use super::decide;
 use super::enrol_config::MOST_RULES;
@@ -24,10 +26,11 @@ use api::name;
 use api::place::own_uid;
 use cli::note;
 use guest::domain_of;
-use host::{KsmStat, Mapping, PeerProcess, Process, ProcessId, Seqpacket, Shares};
+use host::{KsmStat, Mapping, Peer, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Time for a client to ask, and to read its answers: 10 s.
@@ -36,22 +39,42 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
 /// Most pages of zeros that members are believed to have when they are to become private: 256 MiB.
 const ZERO_PAGES: u64 = 1 << 16;
-/// Places for clients.
-const PLACES: Shares = Shares { most: 512, roots: 64, others: (64, 8) };
+/// Places for clients at a user's own socket.
+const OWN_PLACES: usize = 64;
+/// Places for those at everybody's socket: each user has 8.
+const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
 /// All clients.
 #[derive(Default)]
 pub struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Takes a new connection, unless there are too many. Users who may deal with a group have a claim to places.
-    pub fn add(&mut self, socket: Seqpacket, registry: &Registry) {
-        let taken = self.0.iter().map(|client| client.peer.uid);
-        match Client::new(socket) {
-            Ok(client) if PLACES.have_room(client.peer.uid, &registry.users(), taken) => self.0.push(client),
-            Ok(client) => note!("user {} has too many questions at once", client.peer.uid),
+    /// Whether another connection to this user's own socket would have a place. At everybody's, those without a place are hung up on.
+    pub fn has_room(&self, entrance: Option<u32>) -> bool {
+        entrance.is_none() || self.at(entrance).count() < OWN_PLACES
+    }
+
+    fn at(&self, entrance: Option<u32>) -> impl Iterator<Item = &Client> + Clone {
+        self.0.iter().filter(move |client| client.entrance == entrance)
+    }
+
+    /// Takes a new connection to this user's own socket, or to everybody's: there, each user has few places.
+    pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
+        // Nothing is read about a process that gets no place.
+        let user = Peer::user_of(&socket);
+        let fits = |uid| PLACES.have_room(uid, &BTreeSet::new(), self.at(None).map(|client| client.peer.uid));
+        if let Some(uid) = user.ok().filter(|uid| entrance.is_none() && !fits(*uid)) {
+            return note!("user {uid} has too many questions at once");
+        }
+        match Client::new(socket, entrance) {
+            Ok(client) => self.0.push(client),
             Err(e) => note!("a question was refused: {e}"),
         }
+    }
+
+    /// The moment from which on one is heard that is not heard now.
+    pub fn due(&self, now: Instant) -> Option<Instant> {
+        self.0.iter().map(|client| client.next).filter(|next| *next > now).min()
     }
 
     /// Whether there is none.
@@ -60,20 +83,21 @@ impl Clients {
     }
 
     /// Sockets of clients, each with the event that it is waited for.
-    pub fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        self.0.iter().filter_map(|client| Some((client.socket.as_fd(), client.awaited()?)))
+    pub fn sockets(&self, now: Instant) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        self.0.iter().filter_map(move |client| Some((client.socket.as_fd(), client.awaited(now)?)))
     }
 
     /// Sends waiting answers, and answers new questions.
     pub fn hear(&mut self, registry: &mut Registry, buffer: &mut Vec<u8>) {
+        let now = Instant::now();
         for client in &mut self.0 {
             client.flush();
-            if client.done || client.awaited() != Some(PollFlags::IN) {
+            if client.done || client.awaited(now) != Some(PollFlags::IN) {
                 continue;
             }
             match ask::receive(&client.socket, buffer) {
                 Ok(Some(question)) => {
-                    client.since = Instant::now();
+                    client.heard();
                     Request { registry, client }.hear(question);
                 }
                 Ok(None) => {}
@@ -130,7 +154,7 @@ impl Clients {
 fn pooled_bytes(pid: u32) -> Result<u64, String> {
     let all = Mapping::list(pid).map_err(|e| e.to_string())?;
     let pooled = all.iter().filter(|mapping| !mapping.shared && guest::pool_group(mapping).is_some());
-    Ok(pooled.map(|mapping| mapping.end.0 - mapping.start.0).sum())
+    Ok(pooled.map(Mapping::bytes).fold(0, u64::saturating_add))
 }
 
 /// Bytes that may become private when a member is detached.
@@ -140,7 +164,8 @@ fn shared_bytes(member: &MemberLine) -> Result<u64, String> {
         Via::Agent => pooled_bytes(pid),
         Via::Ksm => {
             let stat = KsmStat::of(pid).map_err(|e| e.to_string())?;
-            let pages = [stat.ksm_merging_pages, stat.ksm_zero_pages].into_iter().flatten().sum();
+            let pages =
+                [stat.ksm_merging_pages, stat.ksm_zero_pages].into_iter().flatten().fold(0, u64::saturating_add);
             Ok(pages_to_bytes(pages))
         }
     }
@@ -605,7 +630,7 @@ fn needs_of(report: &GroupReport, change: &Change) -> (Needs, u64) {
     let mut zeros = 0;
     let of_member = |member: &MemberReport| {
         let zero_pages = member.zero_pages.min(zeros_left);
-        (zeros_left, zeros) = (zeros_left - zero_pages, zeros + zero_pages);
+        (zeros_left, zeros) = (zeros_left.saturating_sub(zero_pages), zero_pages.saturating_add(zeros));
         let pages = member.folded_pages.min(report.sharing_pages).saturating_add(zero_pages);
         MemberRoom { pid: member.pid, bytes: pages_to_bytes(pages) }
     };
@@ -635,7 +660,7 @@ mod tests {
         let mut left_after = |uid| {
             registry.state.add(crate::state::member("acme", "gone", gone)).unwrap();
             let (_theirs, ours) = Seqpacket::pair().unwrap();
-            let mut client = Client::new(ours).unwrap();
+            let mut client = Client::new(ours, Some(0)).unwrap();
             client.peer.uid = uid;
             Request { registry: &mut registry, client: &mut client }.hear(Ask::Members);
             registry.state.members().len()

@@ -4,6 +4,7 @@ use super::balance_config::Balance;
 use super::beside::Beside;
 use super::config::Config;
 use super::decide;
+use super::entrances::{Entrance, Entrances, To};
 use super::group::{Group, Heard};
 use super::handed::Handed;
 use super::hidden;
@@ -20,15 +21,14 @@ use anyhow::Context;
 use api::ask::MemberLine;
 use api::control::{GroupReport, Identity, Needs, Room};
 use api::hand::Server;
-use api::place::{Lock, Place, own_uid};
+use api::place::{Lock, Place};
 use cli::note;
-use host::{Caught, Files, PeerProcess, ProcessId, Seqpacket, SeqpacketListener, Signals};
+use host::{Caught, PeerProcess, ProcessId, Seqpacket, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{WaitOptions, wait};
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -38,10 +38,8 @@ const TICK: Duration = Duration::from_secs(1);
 const BILLS: Duration = Duration::from_secs(10);
 /// Time between two looks at members' memory limits, while no member comes: 15 s.
 const LIMITS: Duration = Duration::from_secs(15);
-/// Connections or messages handled in a row before other sources get their turn.
+/// Messages handled in a row before other sources get their turn.
 const TURN: usize = 64;
-/// Pause after a failure to accept a connection: 200 ms.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Key of the prover's user among the users of workers; no valid name of a group.
 const PROVER: &str = ":prover";
 /// Key of the web side's user there.
@@ -65,9 +63,7 @@ pub struct Supervisor {
     registry: Registry,
     clients: Clients,
     options: Options,
-    agents: SeqpacketListener,
-    control: SeqpacketListener,
-    hand: SeqpacketListener,
+    entrances: Entrances,
     handed: Handed,
     prover: Prover,
     web: Web,
@@ -77,7 +73,6 @@ pub struct Supervisor {
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
     idle_since: Option<Instant>,
-    accept_after: Option<Instant>,
     said_no_home: bool,
     bills_due: Instant,
     limits_due: Instant,
@@ -95,15 +90,7 @@ impl Supervisor {
         let signals = Signals::catch().context("cannot catch signals")?;
         act::raise_open_files_limit();
         let state = State::read(&place.state_file())?;
-        let agents = SeqpacketListener::bind(&place.agent_socket(), Files::Refused)?;
-        let control = SeqpacketListener::bind(&place.control_socket(), Files::Refused)?;
-        let hand = SeqpacketListener::bind(&place.hand_socket(), Files::Taken)?;
-        // Any user may connect to root's service; the peer's credentials decide what it may do.
-        let mode = if own_uid() == 0 { 0o666 } else { 0o600 };
-        for path in [agents.path(), control.path(), hand.path()] {
-            fs::set_permissions(path, Permissions::from_mode(mode))
-                .with_context(|| format!("cannot set the rights of {}", path.display()))?;
-        }
+        let entrances = Entrances::new(place.clone())?;
         let prover = Prover::new(&place, !config.without_prover)?;
         let web = Web::new(&place, config.api.as_ref())?;
         let balancer =
@@ -113,9 +100,7 @@ impl Supervisor {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
             options,
-            agents,
-            control,
-            hand,
+            entrances,
             handed: Handed::default(),
             prover,
             web,
@@ -124,7 +109,6 @@ impl Supervisor {
             signals,
             leftover: Vec::new(),
             idle_since: None,
-            accept_after: None,
             said_no_home: false,
             bills_due: Instant::now(),
             limits_due: Instant::now(),
@@ -192,9 +176,7 @@ impl Supervisor {
             if self.caught_end() {
                 return self.end();
             }
-            self.accept_agents();
-            self.accept_handed();
-            self.accept_clients();
+            self.accept();
             self.hear_workers(&mut buffer);
             self.clients.hear(&mut self.registry, &mut buffer);
             if next_tick <= Instant::now() {
@@ -224,21 +206,20 @@ impl Supervisor {
             .chain(self.balancer.start_at(now))
             .chain(self.enroller.start_at(now))
             .chain([next_tick])
-            .chain(self.accept_after)
+            .chain(self.entrances.due(now))
+            .chain(self.clients.due(now))
             .min()
             .unwrap_or(next_tick);
         let pause = until.saturating_duration_since(now);
         let timeout = Timespec { tv_sec: pause.as_secs().cast_signed(), tv_nsec: pause.subsec_nanos().into() };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        if self.accept_after.is_none_or(|after| after <= now) {
-            fds.extend([&self.agents, &self.control, &self.hand].map(|listener| PollFd::new(listener, PollFlags::IN)));
-        }
+        fds.extend(self.entrances.sockets(now, |entrance| self.has_room(entrance)));
         fds.extend(self.handed.sockets());
         let events = |writes: bool| if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         for worker in self.registry.groups.values().filter_map(|g| g.worker.as_ref()) {
             fds.push(PollFd::from_borrowed_fd(worker.as_fd(), events(worker.has_waiting())));
         }
-        fds.extend(self.clients.sockets().map(|(socket, event)| PollFd::from_borrowed_fd(socket, event)));
+        fds.extend(self.clients.sockets(now).map(|(socket, event)| PollFd::from_borrowed_fd(socket, event)));
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e).context("cannot wait for sockets"),
@@ -266,31 +247,30 @@ impl Supervisor {
         false
     }
 
-    fn accept(&mut self, at: impl Fn(&Self) -> &SeqpacketListener) -> Option<Seqpacket> {
-        if self.accept_after.is_some_and(|after| after > Instant::now()) {
-            return None;
-        }
-        self.accept_after = None;
-        at(self).accept().unwrap_or_else(|e| {
-            note!("{e}");
-            self.accept_after = Some(Instant::now() + PAUSE);
-            None
-        })
-    }
-
-    fn accept_agents(&mut self) {
-        for _ in 0..TURN {
-            let Some(socket) = self.accept(|this| &this.agents) else { return };
-            self.accept_agent(socket);
+    /// Whether a connection to that socket would have a place.
+    fn has_room(&self, entrance: Entrance) -> bool {
+        match entrance.to {
+            To::Agents => true,
+            To::Control => self.clients.has_room(entrance.whose()),
+            To::Hand => self.handed.has_room(entrance.whose()),
+            To::Prover => !self.prover.is_missing(),
         }
     }
 
-    /// Takes over the connections of agents that cannot connect by themselves.
-    fn accept_handed(&mut self) {
-        for _ in 0..TURN {
-            let Some(socket) = self.accept(|this| &this.hand) else { break };
-            let members = self.registry.state.members().iter().map(|member| member.uid);
-            self.handed.add(socket, &members.collect());
+    /// Accepts what waits at all sockets, and takes over connections of agents that cannot connect by themselves.
+    fn accept(&mut self) {
+        let now = Instant::now();
+        for entrance in self.entrances.all() {
+            while self.has_room(entrance)
+                && let Some(socket) = self.entrances.accept(entrance, now)
+            {
+                match entrance.to {
+                    To::Agents => self.accept_agent(socket),
+                    To::Control => self.clients.add(socket, entrance.whose()),
+                    To::Hand => self.handed.add(socket, entrance.whose()),
+                    To::Prover => self.prover.hand_on(socket, None),
+                }
+            }
         }
         for (server, socket) in self.handed.take() {
             match server {
@@ -332,13 +312,6 @@ impl Supervisor {
         }
         self.registry.state.set_connected(process);
         Ok(())
-    }
-
-    fn accept_clients(&mut self) {
-        for _ in 0..TURN {
-            let Some(socket) = self.accept(|this| &this.control) else { return };
-            self.clients.add(socket, &self.registry);
-        }
     }
 
     fn hear_workers(&mut self, buffer: &mut Vec<u8>) {
@@ -435,12 +408,7 @@ impl Supervisor {
                 Err(why) => self.prover.not_started(&why),
             }
         }
-        let state = &self.registry.state;
-        let users = state.members().iter().map(|member| member.uid);
-        let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
-        let workers = state.worker_uids.iter().filter(|(group, _)| has_worker(group)).map(|(_, uid)| *uid);
-        let members = state.members().iter().map(|member| member.identity.pid);
-        self.prover.tell_claims(users.chain(workers).collect(), members.collect());
+        self.tell_claims();
         self.start_web(now);
         self.balancer.start_if_due(now);
         self.enroller
@@ -470,6 +438,19 @@ impl Supervisor {
                 note!("workers have no control groups of their own: {why}");
             }
         }
+    }
+
+    /// Gives users who may connect sockets of their own, and tells the prover of them.
+    fn tell_claims(&mut self) {
+        let state = &self.registry.state;
+        let mut users: BTreeSet<u32> = state.members().iter().map(|member| member.uid).collect();
+        let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
+        // The prover's own user, too: a keeper that was killed hands its children on.
+        let asks = |group: &String| group == PROVER || has_worker(group);
+        let workers = state.worker_uids.iter().filter(|(group, _)| asks(group)).map(|(_, uid)| *uid).collect();
+        self.entrances.set(self.registry.users(), &users, self.prover.is_wanted().then_some(&workers));
+        users.extend(workers);
+        self.prover.tell_claims(users, state.members().iter().map(|member| member.identity.pid).collect());
     }
 
     /// Whether this service starts the process that carries out its rules.
@@ -589,9 +570,7 @@ impl Supervisor {
             note!("{workers} workers go on for 30 s, for the next supervisor; without one they end then");
             crate::orphans::end_orphans_later(&self.registry.place);
         }
-        for socket in [&self.agents, &self.control, &self.hand] {
-            let _ = fs::remove_file(socket.path());
-        }
+        self.entrances.end();
         note!("ended");
         Ok(())
     }

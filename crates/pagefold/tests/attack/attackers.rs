@@ -28,8 +28,10 @@ const LIES: [&str; 9] = [
 const LIMIT: u64 = 32 << 20;
 /// Reads a file of twice the limit again and again.
 const THRASHES: &str = "head -c 64M /dev/zero > $1/thrash; while :; do cat $1/thrash > /dev/null; done";
-/// Beginning of a command that runs when nobody else wants the processor.
-const IDLE: [&str; 3] = ["chrt", "--idle", "0"];
+/// Beginning of a command that runs when nobody else wants the processor. It has a session of its own, to which the kernel gives the least
+/// share beside others (`sched_autogroup_enabled`). It is idle within that. In the tests' session, idle threads had a part of a processor by their number.
+const IDLE: [&str; 5] =
+    ["setsid", "sh", "-c", "echo 19 > /proc/self/autogroup 2> /dev/null; exec chrt --idle 0 \"$@\"", "sh"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Attack {
@@ -54,7 +56,10 @@ impl Attackers {
     pub fn begin(attack: Attack, service: &Service) -> Option<Self> {
         let mut attackers = Self { fakes: Vec::new(), members: Vec::new(), _memory: None };
         match attack {
-            Attack::Strangers => attackers.fakes = USERS.map(|user| stranger(service, user)).into(),
+            Attack::Strangers => {
+                let all = sockets(&service.place());
+                attackers.fakes = USERS.map(|user| stranger(service, user, &all)).into();
+            }
             Attack::Liars => attackers.members = LIES.map(|lie| liar(service, lie)).into(),
             Attack::Thrashing => {
                 let (group, memory) = small_memory(&service.group("thrash"), LIMIT)?;
@@ -67,6 +72,34 @@ impl Attackers {
             }
         }
         Some(attackers)
+    }
+
+    /// As many processes and threads at the same priority that attack nothing of the service's. Strangers do the same to sockets of another
+    /// program, and others compute. The kernel divides processors, and does what they ask of it; that is not ours.
+    pub fn stand_in(attack: Attack, service: &Service) -> Self {
+        let count = match attack {
+            Attack::Strangers => {
+                let mut sink = fake(service, &[]);
+                let place = parent(service).join("sink");
+                let path =
+                    |socket: PathBuf| place.join(socket.strip_prefix(service.place()).expect("one of the service's"));
+                let others: Vec<PathBuf> = sockets(&service.place()).into_iter().map(path).collect();
+                let dirs = others.iter().filter_map(|path| path.parent());
+                dirs.for_each(|dir| fs::create_dir_all(dir).expect("make a directory"));
+                others.iter().for_each(|path| assert_eq!(sink.tell(&format!("sink {}", path.display())), "ok"));
+                let mut fakes = vec![sink];
+                fakes.extend(USERS.map(|user| stranger(service, user, &others)));
+                return Self { fakes, members: Vec::new(), _memory: None };
+            }
+            Attack::Liars => LIES.len(),
+            Attack::Thrashing => 1,
+        };
+        let spins = |_| {
+            let mut fake = fake(service, &IDLE);
+            assert_eq!(fake.tell("attack spin -"), "ok");
+            fake
+        };
+        Self { fakes: (0..count).map(spins).collect(), members: Vec::new(), _memory: None }
     }
 
     /// Ends them. Each has attacked until then.
@@ -83,20 +116,28 @@ fn parent(service: &Service) -> PathBuf {
     service.place().parent().expect("a directory").to_owned()
 }
 
-/// A user without a member who attacks all sockets of a service.
-fn stranger(service: &Service, user: u32) -> Fake {
-    let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("fake_agent");
-    let (variable, token) = service.mark();
-    let mut fake = Fake::start(Command::new(IDLE[0]).args(&IDLE[1..]).arg(program).env(variable, token));
+/// A user without a member who attacks all of these sockets.
+fn stranger(service: &Service, user: u32, sockets: &[PathBuf]) -> Fake {
+    let mut fake = fake(service, &IDLE);
     assert_eq!(fake.tell(&format!("become {user}")), "ok");
-    let sockets = sockets(&service.place());
     assert!(sockets.len() >= 6, "{sockets:?}");
     for socket in sockets {
-        for kind in KINDS {
+        // Sockets of other users' own take nothing from this one, whatever it is.
+        let is_own = socket.to_string_lossy().contains("/users/");
+        for kind in KINDS.into_iter().filter(|kind| !is_own || *kind == "knock") {
             assert_eq!(fake.tell(&format!("attack {kind} {}", socket.display())), "ok");
         }
     }
     fake
+}
+
+/// A process that does as it is told, begun by these words.
+fn fake(service: &Service, begin: &[&str]) -> Fake {
+    let program = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("fake_agent");
+    let program = program.to_str().expect("a plain path");
+    let words = [begin, &[program]].concat();
+    let (variable, token) = service.mark();
+    Fake::start(Command::new(words[0]).args(&words[1..]).env(variable, token))
 }
 
 /// All sockets in a directory and below it.

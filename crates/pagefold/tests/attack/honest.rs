@@ -3,7 +3,9 @@
 use crate::common::service::{Member, Service};
 use api::ask::GroupState;
 use api::place::Place;
+use std::io::{Read, Write};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -56,15 +58,16 @@ impl Honest {
         ours.filter(|member| member.folded_pages >= PAGES * MOST.0 / MOST.1).count() == 2
     }
 
-    /// Waits until they are folded. Returns the times of all answers meanwhile, in seconds.
-    pub fn until_folded(&mut self, service: &Service) -> Vec<f64> {
+    /// Waits until they are folded. Returns the times of all answers meanwhile, in seconds, and those of other programs.
+    pub fn until_folded(&mut self, service: &Service) -> [Vec<f64>; 2] {
         let began = Instant::now();
-        let (mut times, mut folded) = (Vec::new(), [false; 2]);
+        let (mut times, mut folded, mut echo) = ([Vec::new(), Vec::new()], [false; 2], Echo::start());
         while folded != [true; 2] {
             assert!(began.elapsed() < PATIENCE, "not folded in {PATIENCE:?}: {}", service.log());
             for (group, folded) in GROUPS.into_iter().zip(&mut folded) {
                 let (shown, time) = show(service, group);
-                times.push(time.as_secs_f64());
+                times[0].push(time.as_secs_f64());
+                times[1].push(echo.time());
                 *folded |= self.is_folded(&shown);
             }
             std::thread::sleep(LOOK);
@@ -89,6 +92,32 @@ fn show(service: &Service, group: &str) -> (GroupState, Duration) {
     (shown, time)
 }
 
+/// Three programs of others. Each hands on what it gets to the next: about as many take part in an answer.
+struct Echo(Child);
+
+impl Echo {
+    fn start() -> Self {
+        let mut cats = Command::new("sh");
+        cats.args(["-c", "cat | cat | cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self(cats.spawn().expect("run cat"))
+    }
+
+    /// The time that a byte takes, in seconds.
+    fn time(&mut self) -> f64 {
+        let began = Instant::now();
+        self.0.stdin.as_mut().expect("a pipe").write_all(b".").expect("say something");
+        self.0.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("hear it");
+        began.elapsed().as_secs_f64()
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
 /// How a service treated members that came, folded, wrote and went.
 #[derive(Debug)]
 pub struct Turn {
@@ -97,18 +126,20 @@ pub struct Turn {
     pub stall_ns: f64,
     /// Median of the times of answers.
     pub answer_s: f64,
+    /// Median of the times that other programs took to hand a byte on, between these.
+    pub echo_s: f64,
 }
 
 impl Turn {
     pub fn take(service: &Service) -> Self {
         let mut honest = Honest::join(service, "comes");
         let began = Instant::now();
-        let answers = honest.until_folded(service);
+        let [answers, echoes] = honest.until_folded(service);
         let fold_s = began.elapsed().as_secs_f64();
         let stalls = honest.tell(&format!("write x 0 {PAGES}"));
         honest.check();
         let stalls = stalls.iter().map(|time| time.parse().expect("a number of nanoseconds")).collect();
-        Self { fold_s, stall_ns: median(stalls), answer_s: median(answers) }
+        Self { fold_s, stall_ns: median(stalls), answer_s: median(answers), echo_s: median(echoes) }
     }
 }
 

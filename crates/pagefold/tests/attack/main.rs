@@ -1,8 +1,11 @@
 //! Attacks, beside two groups of honest members that must not notice.
 //!
 //! ```text
-//!   alone | attacked | alone | attacked ...     in turns, since other programs of this machine come and go
+//!   alone | beside others | attacked | alone ...     in turns, since other programs of this machine come and go
 //! ```
+//!
+//! The others are as many processes and threads as attack, at the same priority. They do to another program what strangers do to the service,
+//! or compute. The kernel's work for them is not ours: this measure stands beside the first one since 2026-11-29.
 //!
 //! In each turn, members join both groups, fold, are written, and look at every byte. Attackers run when nobody else wants a
 //! processor (`SCHED_IDLE`): how the kernel divides processors between users is not ours. A part of an attack by itself is tried
@@ -35,7 +38,7 @@ name = 'beta-TOKEN'
 scan-rate = 400000
 ";
 
-/// Tolerated ratio of a figure under attack to the one without: 1.1 in a long run. In a short one, with a pair or two, 4.
+/// Tolerated ratio of a figure under attack to the one without: 1.1 in a long run. In a short one, with a round or two, 4.
 fn tolerated() -> f64 {
     if is_long() { 1.1 } else { 4.0 }
 }
@@ -44,25 +47,34 @@ fn is_long() -> bool {
     std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some()
 }
 
+/// Turns of honest members: alone, beside others that compute, and under attack.
+struct Round {
+    alone: Turn,
+    beside: Turn,
+    attacked: Turn,
+}
+
 type Figure = fn(&Turn) -> f64;
 /// Figures of a turn.
-const FIGURES: [(&str, Figure); 3] = [
+const FIGURES: [(&str, Figure); 4] = [
     ("time to fold, in s", |turn| turn.fold_s),
     ("stall (p99), in ns", |turn| turn.stall_ns),
     ("time of an answer, in s", |turn| turn.answer_s),
+    // Others' programs: what the kernel does, whoever asks. It is shown, and not judged.
+    ("time of an echo by other programs, in s", |turn| turn.echo_s),
 ];
 /// By how much each figure may be larger under attack in any case, in a short run on a busy machine.
-const SHORT: [f64; 3] = [5.0, 10e6, 1.0];
+const SHORT: [f64; 4] = [5.0, 10e6, 1.0, f64::INFINITY];
 /// The same in a long run, so that nothing becomes worse than it is. They were chosen on 2026-11-29, after the figures were seen.
 /// The bar of a tenth is judged and shown without them: see `docs/security.md`, "What is not covered".
-const fn known(attack: Attack) -> [f64; 3] {
+const fn known(attack: Attack) -> [f64; 4] {
     match attack {
-        // Others wait behind their connections in the kernel's queue.
-        Attack::Strangers => [1.5, 0.0, 0.5],
+        // A user with sockets of its own waits in no queue with them.
+        Attack::Strangers => [0.0, 0.0, 0.0, f64::INFINITY],
         // A group's worker takes its members' messages in turns.
-        Attack::Liars => [1.0, 0.0, 0.1],
+        Attack::Liars => [1.0, 0.0, 0.1, f64::INFINITY],
         // The kernel gives up no processor while it reclaims.
-        Attack::Thrashing => [0.1, 0.0, 0.02],
+        Attack::Thrashing => [0.1, 0.0, 0.02, f64::INFINITY],
     }
 }
 
@@ -73,21 +85,27 @@ fn least_median(mut values: Vec<f64>) -> f64 {
     values[(n / 2.0 - 0.98 * n.sqrt()).max(0.0) as usize]
 }
 
-/// The figures that are worse under attack than without, by pairs of turns. Shows all.
-fn worse(attack: Attack, pairs: &[(Turn, Turn)]) -> Vec<String> {
+/// The figures that are worse under attack than beside others that compute, by rounds. Shows all, and those of members alone.
+fn worse(attack: Attack, rounds: &[Round]) -> Vec<String> {
     let more = if is_long() { known(attack) } else { SHORT };
     let mut worse = Vec::new();
     for ((what, figure), more) in FIGURES.into_iter().zip(more) {
-        let alone = honest::median(pairs.iter().map(|(alone, _)| figure(alone)).collect());
-        let attacked = honest::median(pairs.iter().map(|(_, attacked)| figure(attacked)).collect());
-        let least = |more: f64| {
-            let ratio = |(alone, attacked): &(Turn, Turn)| (figure(attacked) - more) / figure(alone);
-            least_median(pairs.iter().map(ratio).collect())
+        let median =
+            |turn: fn(&Round) -> &Turn| honest::median(rounds.iter().map(|round| figure(turn(round))).collect());
+        let [alone, beside, attacked] =
+            [median(|round| &round.alone), median(|round| &round.beside), median(|round| &round.attacked)];
+        let figures = format!("{attack:?}: {what}: {alone} alone, {beside} beside others, {attacked} attacked");
+        let least = |than: fn(&Round) -> &Turn, more: f64| {
+            let ratio = |round: &Round| (figure(&round.attacked) - more) / figure(than(round));
+            least_median(rounds.iter().map(ratio).collect())
         };
-        let figures = format!("{attack:?}: {what}: {alone} alone, {attacked} attacked; {} pairs", pairs.len());
-        let held = if least(0.0) <= 1.1 { "held" } else { "missed" };
-        eprintln!("{figures}, ratio at least {:.2}: 1.1 is {held}", least(0.0));
-        if least(more) > tolerated() {
+        for (what, least) in
+            [("alone", least(|round| &round.alone, 0.0)), ("beside", least(|round| &round.beside, 0.0))]
+        {
+            let held = if least <= 1.1 { "held" } else { "missed" };
+            eprintln!("{figures}; {} rounds, ratio to {what} at least {least:.2}: 1.1 is {held}", rounds.len());
+        }
+        if least(|round| &round.beside, more) > tolerated() {
             worse.push(figures);
         }
     }
@@ -107,10 +125,10 @@ fn honest_groups_notice_no_attack() {
     stays.until_folded(&service);
     let workers = GROUPS.map(|group| service.worker_pid(group).expect("a worker"));
     let supervisor = service.supervisor_pid();
-    let (end, mut pairs) = (Instant::now() + Duration::from_secs(seconds(1)), BTreeMap::<Attack, Vec<_>>::new());
-    while pairs.is_empty() || Instant::now() < end {
+    let (end, mut rounds) = (Instant::now() + Duration::from_secs(seconds(1)), BTreeMap::<Attack, Vec<_>>::new());
+    while rounds.is_empty() || Instant::now() < end {
         for attack in Attack::ALL {
-            pairs.entry(attack).or_default().extend(pair(attack, &service));
+            rounds.entry(attack).or_default().extend(round(attack, &service));
         }
     }
     stays.check();
@@ -123,24 +141,24 @@ fn honest_groups_notice_no_attack() {
     }
     assert_eq!(service.supervisor_pid(), supervisor);
     service.assert_audit_is_clean();
-    let worse: Vec<_> = pairs.iter().flat_map(|(attack, pairs)| worse(*attack, pairs)).collect();
+    let worse: Vec<_> = rounds.iter().flat_map(|(attack, rounds)| worse(*attack, rounds)).collect();
     assert!(worse.is_empty(), "{worse:#?}");
 }
 
-/// A turn without an attack, and one with it, in either order.
-fn pair(attack: Attack, service: &Service) -> Option<(Turn, Turn)> {
+/// A turn of each kind, in an order that changes.
+fn round(attack: Attack, service: &Service) -> Option<Round> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let attacked = || {
-        let attackers = Attackers::begin(attack, service)?;
+    let amid = |attackers: Option<Attackers>| {
+        let attackers = attackers?;
         let turn = Turn::take(service);
         attackers.end(service);
         Some(turn)
     };
-    if (COUNT.fetch_add(1, Ordering::Relaxed) / Attack::ALL.len()).is_multiple_of(2) {
-        let alone = Turn::take(service);
-        Some((alone, attacked()?))
-    } else {
-        let attacked = attacked()?;
-        Some((Turn::take(service), attacked))
+    let beside = || amid(Some(Attackers::stand_in(attack, service)));
+    let attacked = || amid(Attackers::begin(attack, service));
+    match COUNT.fetch_add(1, Ordering::Relaxed) / Attack::ALL.len() % 3 {
+        0 => Some(Round { alone: Turn::take(service), beside: beside()?, attacked: attacked()? }),
+        1 => Some(Round { attacked: attacked()?, alone: Turn::take(service), beside: beside()? }),
+        _ => Some(Round { beside: beside()?, attacked: attacked()?, alone: Turn::take(service) }),
     }
 }

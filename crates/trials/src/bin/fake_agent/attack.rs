@@ -8,13 +8,14 @@
 //! | `ask` | questions whose answers are not read |
 //! | `prove` | pages to be proven, as fast as answers come |
 //! | `hello` | beginnings of members that are none |
+//! | `spin` | nothing: it takes a processor as an attack does, which is what an attack is compared with |
 
-use host::Seqpacket;
+use host::{Files, Pace, Seqpacket, SeqpacketListener};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections of an attacking thread at the same time.
 const MOST_OPEN: usize = 64;
@@ -23,9 +24,30 @@ const FRAMES: usize = 256;
 /// Time to wait where a socket takes nothing at the moment: 1 ms.
 const FULL: Duration = Duration::from_millis(1);
 
+/// Connections that a sink accepts in 50 ms, as the service does at sockets for everybody.
+const SINK_PACE: usize = 4;
+
+/// Listens at a path, and closes what it accepts, until this process ends: in the place of a service that an attack is meant for.
+pub fn sink(path: &str) -> Result<(), String> {
+    let listener = SeqpacketListener::bind(Path::new(path), Files::Refused).map_err(|e| e.to_string())?;
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(|e| e.to_string())?;
+    thread::spawn(move || {
+        let mut pace = Pace::new(SINK_PACE, Instant::now());
+        loop {
+            let now = Instant::now();
+            if pace.due(now).is_none() && matches!(listener.accept(), Ok(Some(_))) {
+                pace.count(now);
+            } else {
+                thread::sleep(pace.due(now).map_or(FULL, |due| due.saturating_duration_since(now)));
+            }
+        }
+    });
+    Ok(())
+}
+
 /// Begins an attack, which ends with this process.
 pub fn begin(kind: &str, path: &str) -> Result<(), String> {
-    if !["junk", "knock", "stare", "ask", "prove", "hello"].contains(&kind) {
+    if !["junk", "knock", "stare", "ask", "prove", "hello", "spin"].contains(&kind) {
         return Err(format!("no kind of attack: {kind}"));
     }
     let (kind, path) = (kind.to_owned(), path.to_owned());
@@ -36,6 +58,10 @@ pub fn begin(kind: &str, path: &str) -> Result<(), String> {
 fn go_on(kind: &str, path: &str) {
     let (mut open, mut random) = (Vec::new(), 1_u64);
     loop {
+        if kind == "spin" {
+            std::hint::black_box(next(&mut random));
+            continue;
+        }
         if kind == "prove" {
             let _ = crate::prove(path);
         }

@@ -11,6 +11,7 @@
 //! crowd PATH N    opens N connections, and answers how many of them are open when no more are closed
 //! become UID      becomes that user
 //! attack KIND PATH  attacks a socket until this process ends, see attack.rs
+//! sink PATH       accepts connections there as slowly as a service does, and closes them, until this process ends
 //! ```
 //!
 //! With files that keep their closers waiting:
@@ -176,6 +177,7 @@ impl Fake {
             ["ask", path, question] => ask(path, question),
             ["child", path] => Ok(child(path)),
             ["prove", path] => prove(path),
+            ["sink", path] => attack::sink(path).and_then(|()| ok()),
             ["attack", kind, path] => attack::begin(kind, path).and_then(|()| ok()),
             ["crowd", path, count] => crowd(path, count),
             ["become", uid] => act::give_up_rights(uid.parse().ok()).map_err(|e| e.to_string()).and_then(|()| ok()),

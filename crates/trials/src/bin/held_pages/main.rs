@@ -291,7 +291,7 @@ impl Program {
         ];
         let sent = frames.len();
         for frame in frames {
-            let socket = Seqpacket::connect(&self.socket)?;
+            let socket = Seqpacket::connect_to_service(&self.socket)?;
             socket.send(&frame, &[])?;
             cut += usize::from(hangs_up(&socket));
         }
@@ -300,7 +300,7 @@ impl Program {
 
     /// Asks `questions` times without reading an answer.
     fn flood(&mut self, questions: usize) -> Answer {
-        let socket = Seqpacket::connect(&self.socket)?;
+        let socket = Seqpacket::connect_to_service(&self.socket)?;
         let range = self.pages.range(0, PAGES);
         let question = [&1_u32.to_le_bytes()[..], &range.start.0.to_le_bytes(), &512_u32.to_le_bytes()].concat();
         let began = Instant::now();
@@ -341,7 +341,7 @@ impl Program {
     /// A connection, once there is a place in the queue of those to be accepted. `None` if there is none in time.
     fn connect(&self, began: Instant) -> Option<Seqpacket> {
         while began.elapsed() < TIMEOUT {
-            match Seqpacket::connect(&self.socket) {
+            match Seqpacket::connect_to_service(&self.socket) {
                 Ok(socket) => return Some(socket),
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }

@@ -91,7 +91,7 @@ pub fn run(args: &Args) {
     let mut connections = 0;
     let mut cut_off = 0;
     while !is_over() {
-        let Ok(socket) = Seqpacket::connect(&args.socket) else { fail("nobody listens") };
+        let Ok(socket) = Seqpacket::connect_to_service(&args.socket) else { fail("nobody listens") };
         connections += 1;
         let mut liar = Liar {
             socket,
