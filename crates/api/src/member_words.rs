@@ -14,7 +14,7 @@ pub const STOPPED: &str = "stopped";
 pub const FOLDING: &str = "folding";
 
 /// States of members, with their explanations.
-pub const STATES: [(&str, &str); 16] = [
+pub const STATES: [(&str, &str); 15] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     (STOPPED, "its process is stopped, and its agent with it; what is folded stays so"),
     ("nothing_enrolled", "it has advised no memory to be mergeable, and nothing else was asked for"),
@@ -33,7 +33,6 @@ pub const STATES: [(&str, &str); 16] = [
     ("yielded", "a migration or a snapshot needs the userfaultfd of its memory"),
     ("lost_track", "it changes mappings by system calls of its own, past the C library"),
     ("no_vma", "it has as many mappings, its own or by folding, as folding may bring it to (vm.max_map_count)"),
-    ("broken", "its agent ran into a bug of its own and keeps still: please report it"),
 ];
 
 /// The explanation of a member's state.
@@ -60,17 +59,16 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) 
         "not_foldable" => "start it again without what is named, or leave this guest as it is".into(),
         "off" | "unfolded" if settings.fold != Fold::On => format!("pagefold group set {group} --fold on"),
         "no_move" => "see the reason that group show gives; use Linux 6.8 or newer; without root set vm.unprivileged_userfaultfd=1 or give access to \
-                      /dev/userfaultfd"
+                      /dev/userfaultfd; then start it again"
             .into(),
         "unpinned" => {
-            "take away what is named, or leave this guest as it is: folding could lose what is written there".into()
+            "start it again without what is named, or leave this guest as it is: folding could lose what is written there".into()
         }
         "yielded" => "wait for its migration or snapshot to end".into(),
         "no_vma" => "sysctl vm.max_map_count=1048576, and start it again: an agent reads the limit at its start".into(),
         "lost_track" => {
             "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
         }
-        "broken" => "please report this, with the log of pagefold serve".into(),
         _ => "look again in a moment".into(),
     })
 }

@@ -242,7 +242,6 @@ const fn stats_say_it_folds(state: MemberState) -> bool {
         | MemberState::Unpinned
         | MemberState::Yielded
         | MemberState::NoVma
-        | MemberState::Broken
         | MemberState::LostTrack => false,
     }
 }

@@ -182,5 +182,5 @@ impl Group {
 
 /// Whether a member can make its pages private at all.
 const fn can_unfold(member: &Member) -> bool {
-    !matches!(member.stats.state, MemberState::LostTrack | MemberState::Broken)
+    !matches!(member.stats.state, MemberState::LostTrack)
 }

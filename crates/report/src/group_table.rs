@@ -244,7 +244,7 @@ mod tests {
             "1,234  pages that the kernel would not move: pinned",
             "web",
             "unpinned: something may",
-            "-> take away what is named",
+            "-> start it again without what is named",
             "db: opened /mnt/x?[2J",
         ] {
             assert!(shown.contains(words), "{words}\n{shown}");

@@ -110,8 +110,7 @@ pub enum MemberState {
     Yielded = 6,
     /// It has as many mappings as it may spend on folding.
     NoVma = 7,
-    /// The agent found a bug of its own and does nothing more; the detail says which.
-    Broken = 8,
+    // 8 is free.
     /// The program changed mappings by system calls that the agent does not see; the detail says how.
     LostTrack = 9,
     /// Nothing of what it asked for can be folded; the detail says why.
@@ -122,7 +121,7 @@ pub enum MemberState {
 
 impl MemberState {
     /// All states, by their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 11] = [
         Self::NothingEnrolled,
         Self::Folding,
         Self::Off,
@@ -131,7 +130,6 @@ impl MemberState {
         Self::Unpinned,
         Self::Yielded,
         Self::NoVma,
-        Self::Broken,
         Self::LostTrack,
         Self::NotFoldable,
         Self::NothingMapped,
@@ -148,7 +146,6 @@ impl MemberState {
             Self::Unpinned => "unpinned",
             Self::Yielded => "yielded",
             Self::NoVma => "no_vma",
-            Self::Broken => "broken",
             Self::LostTrack => "lost_track",
             Self::NotFoldable => "not_foldable",
             Self::NothingMapped => "nothing_mapped",
@@ -188,8 +185,9 @@ impl MemberStats {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Self> {
-        let number = usize::from(r.u8()?);
-        let state = MemberState::ALL.get(number).copied().ok_or(Malformed::OutOfRange("state"))?;
+        let number = r.u8()?;
+        let known = MemberState::ALL.into_iter().find(|state| *state as u8 == number);
+        let state = known.ok_or(Malformed::OutOfRange("state"))?;
         let mut stats = Self { state, detail: r.text("detail", DETAIL_BYTES)?, ..Self::default() };
         let mut number = || r.u64().and_then(|n| if n < BOUND { Ok(n) } else { Err(Malformed::OutOfRange("number")) });
         for n in stats.numbers() {

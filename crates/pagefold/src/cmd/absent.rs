@@ -116,7 +116,9 @@ impl Absent {
             Self::Stopped { by_debugger: false } => ("a signal has stopped it".into(), format!("kill -CONT {pid}")),
             Self::Connecting => (
                 "its agent is there, and is not connected".into(),
-                "look again in a moment; if this stays, see the log of pagefold serve".into(),
+                "look again in a moment; if this stays, raise its limit of open files (ulimit -n) and start it again, or see \
+                 the log of pagefold serve"
+                    .into(),
             ),
             Self::Still(still) => still.words(),
             Self::NotLoaded { program } => (
@@ -140,7 +142,8 @@ impl Still {
             ),
             Self::NoThread => (
                 "at its start it could have no thread more: its limit of processes was reached (pids.max, ulimit -u), or \
-                 memory was short",
+                 memory was short; or it made way for a filter of system calls that the kernel then refused, or for \
+                 capabilities that the program keeps (PR_SET_KEEPCAPS)",
                 "raise the limit of its control group or user, and start it again",
             ),
         };
@@ -157,6 +160,11 @@ mod tests {
         let still = [Still::Valgrind, Still::Filtered, Still::NoThread].map(Absent::Still);
         let stopped = [true, false].map(|by_debugger| Absent::Stopped { by_debugger });
         let others = [Absent::Hidden, Absent::Connecting, Absent::NotLoaded { program: " (x)".into() }];
+        for absent in still.iter().chain(&stopped).chain(&others) {
+            let (file, name) = test_of(absent);
+            let text = fs::read_to_string(format!("{}/tests/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+            assert!(text.contains(&format!("fn {name}() {{")), "{file} has no test {name}");
+        }
         let all: Vec<Look> = still.iter().chain(&stopped).chain(&others).map(|absent| absent.look(7)).collect();
         for (n, look) in all.iter().enumerate() {
             assert!(!look.why.is_empty() && !look.fix.is_empty(), "{look:?}");
@@ -164,6 +172,23 @@ mod tests {
         }
         assert_eq!(all.iter().filter(|look| look.is_stopped).count(), 2);
         assert_eq!(all[4].fix, "kill -CONT 7");
+    }
+
+    /// The whole-program test that causes a reason, and ends it by its remedy: a file of `tests`, and a name.
+    const fn test_of(absent: &Absent) -> (&'static str, &'static str) {
+        let other = "reasons/without_agent.rs";
+        match absent {
+            Absent::Hidden => (other, "member_that_may_not_be_looked_at_is_so_for_others_than_root"),
+            Absent::Stopped { by_debugger: true } => (other, "debugger_is_named_until_it_lets_the_member_go_on"),
+            Absent::Stopped { by_debugger: false } => ("reasons/main.rs", "stopped_member_says_so_until_it_goes_on"),
+            Absent::Connecting => (other, "limit_of_open_files_is_named_and_raised"),
+            Absent::Still(Still::Valgrind) => (other, "valgrind_is_named_and_the_program_folded_without"),
+            Absent::Still(Still::Filtered) => (other, "filter_of_system_calls_is_named_and_the_program_folded_without"),
+            Absent::Still(Still::NoThread) => ("reasons/main.rs", "limit_of_processes_is_named_and_raised"),
+            Absent::NotLoaded { .. } => {
+                (other, "program_without_the_library_is_named_and_folded_when_it_is_started_itself")
+            }
+        }
     }
 
     #[test]

@@ -50,7 +50,6 @@ fn stats() -> impl Strategy<Value = MemberStats> {
         S::Unpinned,
         S::Yielded,
         S::NoVma,
-        S::Broken,
         S::LostTrack,
         S::NotFoldable,
         S::NothingMapped,

@@ -209,7 +209,7 @@ mod tests {
             ("not_foldable", true, "can be folded", Some("without what is named")),
             ("no_room", true, "in part: member m0", Some("group set acme --pool")),
             ("off", true, "told not to", Some("group set acme --fold on")),
-            ("unpinned", true, "does not pin", Some("take away")),
+            ("unpinned", true, "does not pin", Some("start it again without")),
             ("no_vma", true, "vm.max_map_count", Some("sysctl")),
             ("no_move", true, "UFFDIO_MOVE", Some("6.8")),
             ("yielded", true, "migration", Some("wait")),

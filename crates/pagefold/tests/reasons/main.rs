@@ -1,6 +1,11 @@
 //! Reasons why a member is not folded: each is caused, the remedy is carried out as it is printed, and the reason ends.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod by_itself;
+mod covered;
+mod without_agent;
 
 use common::service::{Member, Service, cannot_fold, find_member, until};
 use common::{Afterwards, json_of};
@@ -169,8 +174,8 @@ fn limit_of_processes_is_named_and_raised() {
         Member::spawn(command, name, &service.place())
     };
     let few = start("few");
+    until(60, "it says why", || few.errors().contains("pids.max"));
     let row = until_state(&service, "few", "no_agent");
-    until(20, "it says why", || few.errors().contains("pids.max"));
     assert!(row["detail"].as_str().is_some_and(|why| why.contains("pids.max")), "{row}");
     assert!(fix(&row).contains("raise the limit of its control group or user, and start it again"), "{row}");
     drop(few);
