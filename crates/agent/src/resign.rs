@@ -16,6 +16,10 @@
 //! ```
 //!
 //! Where not all can be made anonymous, the agent goes on (WORKING), and the program is refused the filter.
+//!
+//! The same goes for a program that is about to keep its capabilities while it changes its user (`PR_SET_KEEPCAPS`), as `setpriv` does. It has
+//! rights then that the agent's threads lack. The C library changes users and groups of all threads, and ends a program in which some may and
+//! others may not.
 
 use crate::fold::Folder;
 use crate::follow;
@@ -55,8 +59,9 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Has the agent end, and waits for that. Returns whether it has. A thread of the program's calls it.
-pub fn ask() -> bool {
+/// Has the agent end, and waits for that. Returns whether it has. With `for_good`, the next program of this process is no member, either.
+/// A thread of the program's calls it.
+pub fn ask(for_good: bool) -> bool {
     // Another thread may have asked already.
     let _ = change(WORKING, ASKED);
     raw::futex(&STATE, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX.cast_unsigned());
@@ -66,7 +71,11 @@ pub fn ask() -> bool {
         seen.add(running);
         if running.is_empty() && seen.are_gone() {
             STATE.store(GONE, Ordering::SeqCst);
-            hooks::rest_for_good();
+            if for_good {
+                hooks::rest_for_good()
+            } else {
+                hooks::rest()
+            }
             return true;
         }
         if STATE.load(Ordering::SeqCst) == WORKING || Instant::now() > until && change(ASKED, WORKING) {

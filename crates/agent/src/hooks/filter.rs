@@ -1,5 +1,5 @@
 //! `prctl`, for the sake of filters of system calls (seccomp) that the program gives itself. One that forbids what the agent
-//! and its hooks call would do harm: the agent ends before ([`crate::resign`]). `seccomp` comes by way of
+//! and its hooks call would do harm: the agent ends before ([`crate::resign`]). So it does before the program keeps its capabilities. `seccomp` comes by way of
 //! [`syscall`](super::syscall): the C library has no function for it.
 
 use super::{exec, is_member, refuse};
@@ -29,6 +29,10 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 /// As the system call.
 pub unsafe fn control(arguments: [usize; 6]) -> Answer {
     let [option, mode, filter, ..] = arguments;
+    if option as c_int == libc::PR_SET_KEEPCAPS && mode == 1 && is_member() && exec::is_served() {
+        // If it cannot, the call is harmless by itself.
+        let _ = resign::ask(false);
+    }
     let is_filter = option as c_int == libc::PR_SET_SECCOMP && mode == libc::SECCOMP_MODE_FILTER as usize;
     // SAFETY: the caller's promise.
     unsafe { pass_on(libc::SYS_prctl, arguments, is_filter.then_some((2, filter))) }
@@ -57,7 +61,10 @@ unsafe fn pass_on(number: c_long, mut arguments: [usize; 6], filter: Option<(usi
     }
     // The kernel refuses a filter that cannot be read.
     let mut copy = filter.and_then(|(_, at)| copy_of(at));
-    if copy.as_deref().is_some_and(|filter| seccomp::forbidden_when_loaded(filter).is_some()) && !resign::ask() {
+    let is_forbidding = copy.as_deref().is_some_and(|filter| seccomp::forbidden_when_loaded(filter).is_some());
+    // SAFETY: the caller's promise.
+    let takes_filters = |(place, _)| unsafe { takes_filters(number, arguments, place) };
+    if is_forbidding && filter.is_some_and(takes_filters) && !resign::ask(true) {
         return refuse(libc::ENOMEM);
     }
     // The kernel gets what was judged: another thread may write the program's own.
@@ -67,6 +74,18 @@ unsafe fn pass_on(number: c_long, mut arguments: [usize; 6], filter: Option<(usi
     }
     // SAFETY: the caller's promise. The copy lives until the call returns.
     unsafe { raw::call(number, arguments) }
+}
+
+/// Whether the kernel takes filters by such a call: the caller has set `no_new_privs` or has `CAP_SYS_ADMIN`, and the kernel knows
+/// the flags. It looks at both before it reads the instructions, and here there are none.
+///
+/// # Safety
+/// As the system call.
+unsafe fn takes_filters(number: c_long, mut arguments: [usize; 6], place: usize) -> bool {
+    let unreadable = libc::sock_fprog { len: 1, filter: std::ptr::without_provenance_mut(1 << 63) };
+    arguments[place] = &raw const unreadable as usize;
+    // SAFETY: the caller's promise. The instructions lie where a program has no memory, so no filter comes of it.
+    raw::error(unsafe { raw::call(number, arguments) }) == Some(libc::EFAULT)
 }
 
 /// A copy of the filter that lies there.

@@ -1,7 +1,9 @@
 /* Once its pages are folded, it gives itself a filter of system calls, checks what it and a child of its own find in pages that
  * they discard by bare system calls, and in all others. Arguments: `all` or `one`, the threads that the filter is for; what
- * becomes of `ioctl`, `poll` and `ppoll`: `allow`, `thread` (is killed), `process` (is killed) or `errno`. It ends with its input. */
+ * becomes of `ioctl`, `poll` and `ppoll`: `allow`, `thread` (is killed), `process` (is killed) or `errno`. With `refused` it has no right
+ * to a filter. It ends with its input. */
 #include "pages.h"
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>
@@ -41,8 +43,19 @@ static int wrong_once_discarded(char *area, size_t first)
 	return wrong > 255 ? 255 : wrong;
 }
 
-static void filter_calls(int all_threads, unsigned answer)
+/* The right by which root needs no `no_new_privs`. */
+static void give_up_rights(void)
 {
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct none[2] = { { 0 } };
+
+	if (syscall(SYS_capset, &header, none))
+		fail("capset");
+}
+
+static void filter_calls(int all_threads, unsigned answer, int is_refused)
+{
+	long set;
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 3, 0),
@@ -53,10 +66,13 @@ static void filter_calls(int all_threads, unsigned answer)
 	};
 	struct sock_fprog filter = { sizeof code / sizeof *code, code };
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+	if (is_refused)
+		give_up_rights();
+	else if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		fail("no_new_privs");
-	if (all_threads ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)
-			: prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0))
+	set = all_threads ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)
+			: prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0);
+	if (is_refused ? set != -1 || errno != EACCES : set)
 		fail("seccomp");
 }
 
@@ -64,16 +80,17 @@ int main(int count, char **words)
 {
 	char *area = filled_area(PAGES), request;
 	const char *action = count > 2 ? words[2] : "";
+	int is_refused = !strcmp(action, "refused");
 	unsigned answer = !strcmp(action, "errno") ? SECCOMP_RET_ERRNO | 1
 			: !strcmp(action, "thread") ? SECCOMP_RET_KILL_THREAD
-			: !strcmp(action, "process") ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW;
+			: is_refused || !strcmp(action, "process") ? SECCOMP_RET_KILL_PROCESS : SECCOMP_RET_ALLOW;
 	int of_child, own;
 
 	setvbuf(stdout, 0, _IONBF, 0); /* it would ask for its kind by ioctl */
 	wait_until_folded(area, PAGES);
 	signal(SIGALRM, hangs);
 	alarm(90);
-	filter_calls(!strcmp(words[1], "all"), answer);
+	filter_calls(!strcmp(words[1], "all"), answer, is_refused);
 	usleep(1500000); /* the agent's threads make their next calls */
 	own = wrong_once_discarded(area, 0);
 	pid_t child = fork();
