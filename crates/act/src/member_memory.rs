@@ -260,21 +260,26 @@ impl PoolView {
 
     /// Maps a run of slots, private and writable, in place of the mappings at `place`.
     ///
+    /// Old kernels (before Linux 6.12) unmap these before they ask for memory for the new one. If there is none, the call is made
+    /// again, as by [`move_mapping_over`].
+    ///
     /// # Safety
     /// The slots must hold the same bytes as `place`, so that the owner of `place` finds its memory unchanged.
     ///
     /// # Errors
-    /// The process has reached its limit of mappings, or memory is short. `place` is then as it was. On old kernels
-    /// it is unmapped if memory for the mapping itself is short.
+    /// The process has reached its limit of mappings, or memory is short. `place` is then as it was.
     pub unsafe fn map_over(&self, place: PageRange, first: PoolSlot) -> Result<(), Errno> {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
         let offset = pages_to_bytes(first.index().into());
-        // SAFETY: the caller promises that the range may be replaced.
-        unsafe {
-            rustix::mm::mmap(pointer(place.start), length(place.pages), protection, flags, self.file.as_fd(), offset)
+        let (at, bytes) = (pointer(place.start), length(place.pages));
+        loop {
+            // SAFETY: the caller promises that the range may be replaced.
+            match unsafe { rustix::mm::mmap(at, bytes, protection, flags, self.file.as_fd(), offset) } {
+                Err(Errno::NOMEM) if !is_mapped(place.start) => std::thread::sleep(AGAIN),
+                result => return result.map(drop),
+            }
         }
-        .map(drop)
     }
 
     /// Maps a run of slots, private and writable, where nothing is mapped. [`move_mapping_over`] then moves the

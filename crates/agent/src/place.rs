@@ -45,7 +45,7 @@ pub struct Placing<'a> {
 ///
 /// # Errors
 /// The process has as many mappings as it may, memory is short, or something else lies there (`ESTALE`). Then `piece`
-/// is as it was. On old kernels that lack memory for the mapping itself, it is unmapped instead.
+/// is as it was.
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
     let advice = traits.inherited_by_pool();

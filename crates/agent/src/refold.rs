@@ -198,23 +198,14 @@ fn map_over(
 ) -> Result<(), Errno> {
     let slot = source.map(|source| source.first.add(offset).ok_or(Errno::INVAL)).transpose()?;
     let traits = table.traits(piece).unwrap_or_default();
-    loop {
-        let mapped = match (source, slot) {
-            // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot. The
-            // table's lock keeps other threads from mapping anything else there.
-            (Some(source), Some(slot)) => unsafe {
-                place(following, Placing { pool: source.pool, slot, traits, kind: Kind::Pool, staged: None }, piece)
-            },
-            _ => place_zeros(following, piece, traits),
-        };
-        match mapped {
-            Ok(()) => break,
-            // An old kernel that is short of memory has unmapped the piece already. Its content is in the pool, so it
-            // can still be mapped, and must be: try again until that succeeds.
-            Err(e) if e != Errno::STALE && act::make_present(piece) == Err(Errno::NOMEM) => std::thread::yield_now(),
-            Err(e) => return Err(e),
-        }
-    }
+    match (source, slot) {
+        // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot. The
+        // table's lock keeps other threads from mapping anything else there.
+        (Some(source), Some(slot)) => unsafe {
+            place(following, Placing { pool: source.pool, slot, traits, kind: Kind::Pool, staged: None }, piece)
+        },
+        _ => place_zeros(following, piece, traits),
+    }?;
     match slot {
         Some(slot) => table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 }),
         None => table.set_zeroed(piece),

@@ -9,32 +9,42 @@ use std::sync::mpsc;
 const RECEIVE: libc::c_ulong = 0xC050_2100;
 const ANSWER: libc::c_ulong = 0xC018_2101;
 
+/// A call that puts a mapping to a given place: its number, the flag that says so, and which argument is the place.
+type Call = (i64, i32, usize);
+
+const MOVE: Call = (libc::SYS_mremap, libc::MREMAP_FIXED, 4);
+const MAP: Call = (libc::SYS_mmap, libc::MAP_FIXED, 0);
+
 /// Runs `body` in a thread of its own. Its moves to a given place whose bits are set here, the first one's the lowest, fail as
 /// they do when memory is short.
 pub fn with_short_memory<T: Send>(short: u32, body: impl FnOnce() -> T + Send) -> T {
+    with_short_memory_for(MOVE, short, body)
+}
+
+fn with_short_memory_for<T: Send>(call: Call, short: u32, body: impl FnOnce() -> T + Send) -> T {
     let (given, listener) = mpsc::channel();
     std::thread::scope(|scope| {
         let filtered = move || {
-            given.send(listen_to_moves()).unwrap();
+            given.send(listen_to(call)).unwrap();
             body()
         };
         let runs = scope.spawn(filtered);
         let listener: OwnedFd = listener.recv().unwrap();
-        (0..32).map_while(|n| next_call(&listener, short >> n & 1 == 1)).for_each(drop);
+        (0..32).map_while(|n| next_call(&listener, call, short >> n & 1 == 1)).for_each(drop);
         runs.join().unwrap()
     })
 }
 
-/// Has the calling thread's moves wait for an answer of the listener, which is returned.
-fn listen_to_moves() -> OwnedFd {
+/// Has these calls of the calling thread wait for an answer of the listener, which is returned.
+fn listen_to((call, fixed, _): Call) -> OwnedFd {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, test, end) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP, libc::BPF_RET);
     let (number, flags) = (0, 16 + 3 * 8);
     let mut steps = [
         step(load, 0, 0, number),
-        step(test | libc::BPF_JEQ, 0, 3, libc::SYS_mremap as u32),
+        step(test | libc::BPF_JEQ, 0, 3, call as u32),
         step(load, 0, 0, flags),
-        step(test | libc::BPF_JSET, 0, 1, libc::MREMAP_FIXED as u32),
+        step(test | libc::BPF_JSET, 0, 1, fixed.cast_unsigned()),
         step(end, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
         step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -51,8 +61,8 @@ fn listen_to_moves() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(listener as i32) }
 }
 
-/// Lets the next move be made, or has it fail. `None`: the thread has ended.
-fn next_call(listener: &OwnedFd, is_short: bool) -> Option<()> {
+/// Lets the next call be made, or has it fail. `None`: the thread has ended.
+fn next_call(listener: &OwnedFd, (_, _, place): Call, is_short: bool) -> Option<()> {
     let mut waits = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, and its storage.
     while unsafe { libc::poll(&raw mut waits, 1, 10_000) } < 0 {}
@@ -65,7 +75,9 @@ fn next_call(listener: &OwnedFd, is_short: bool) -> Option<()> {
     if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) } != 0 {
         return None;
     }
-    let [_, _, bytes, _, to, _] = call.data.args.map(|argument| argument as usize);
+    let arguments = call.data.args.map(|argument| argument as usize);
+    // The size is the second argument of `mmap`, and of `mremap`, too: nothing grows here.
+    let (to, bytes) = (arguments[place], arguments[1]);
     let goes_on = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags: goes_on };
     if is_short {
@@ -100,12 +112,39 @@ mod tests {
         let mut unfold = Unfold::new(Arc::clone(section.following()));
         let pagemap = Pagemap::open(std::process::id()).unwrap();
         let slot = (&pool, PoolSlot::new(0, 2).unwrap());
+        assert_holds(&member);
         let unfolded = with_short_memory(0b11, || unfold.run(&mut table::lock(), &pagemap, run, slot, traits()));
         assert_eq!(act::make_present(run), Ok(()), "the program's memory is unmapped");
         assert_eq!(unfolded, Ok(()));
         assert_eq!(member.in_pool(), 0);
+        assert_holds(&member);
+    }
+
+    fn assert_holds(member: &Member) {
         for page in 0..8 {
             assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1);
+        }
+    }
+
+    /// Slots are mapped in place by old kernels' way, or moved there: pages are out of reach meanwhile.
+    #[test]
+    fn memory_that_is_short_while_pages_are_folded_loses_none() {
+        if !alone("scarce::tests::memory_that_is_short_while_pages_are_folded_loses_none") {
+            return;
+        }
+        for (call, expects_discards) in [(MAP, false), (MOVE, true)] {
+            let Some(mut section) = section() else { return };
+            if expects_discards {
+                section.following().expect_discards();
+            }
+            let (pool, member) = (pool(), Member::new(8));
+            // Opens the stage.
+            assert_eq!(fold(&mut section, member.run(0, 1), None), [Outcome::Changed]);
+            let run = member.run(2, 4);
+            let folded = with_short_memory_for(call, 0b11, || fold(&mut section, run, Some((&pool, 2))));
+            assert_eq!(act::make_present(run), Ok(()), "the program's memory is unmapped: {call:?}");
+            assert_eq!((folded.as_slice(), member.in_pool()), (&[Outcome::Folded; 4][..], 4), "{call:?}");
+            assert_holds(&member);
         }
     }
 }
