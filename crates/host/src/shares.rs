@@ -4,10 +4,14 @@
 //!   |-- root's --|---------- users with a claim, equal shares ----------|-- all others --|
 //! ```
 //!
-//! Root also gets whatever is free. One person may have many users (subordinate ids), so all users without a claim
-//! together have a bound too.
+//! Root also gets whatever is free. One person may have many users. Those of one line of `/etc/subuid` (subordinate ids) have one share
+//! together. Else a person with members of 65,536 users would leave others a single place. Lines of root's are left out: root gives
+//! these users to containers of different people. Subordinate ids of other sources are not known. All users without a claim together
+//! have a bound too.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 /// The places of a socket.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +24,57 @@ pub struct Shares {
     pub others: (usize, usize),
 }
 
+/// Owners of lines in `/etc/subuid` whose users root gives to containers.
+const ROOTS: [&str; 4] = ["root", "0", "lxd", "containers"];
+
+/// Users that count as one: the first and the last of each range.
+#[derive(Debug, Default)]
+struct Ranges(Vec<(u32, u32)>);
+
+impl Ranges {
+    /// Those of this host, as they were at the first call.
+    fn of_host() -> &'static Self {
+        static RANGES: OnceLock<Ranges> = OnceLock::new();
+        RANGES.get_or_init(|| Self::of(&std::fs::read_to_string("/etc/subuid").unwrap_or_default()))
+    }
+
+    /// Those of such a file: an owner, the first user, and their number, on each line.
+    fn of(text: &str) -> Self {
+        let range = |line: &str| {
+            let (_, numbers) = line.trim().split_once(':').filter(|(owner, _)| !ROOTS.contains(owner))?;
+            let (first, count) = numbers.split_once(':')?;
+            let (first, count) = (first.parse::<u32>().ok()?, count.parse::<u32>().ok()?);
+            // Root is nobody else.
+            (first > 0 && count > 0).then(|| (first, first.saturating_add(count - 1)))
+        };
+        Self(text.lines().filter_map(range).collect())
+    }
+
+    /// The user that this one counts as.
+    fn one(&self, uid: u32) -> u32 {
+        self.0.iter().find(|(first, last)| (*first..=*last).contains(&uid)).map_or(uid, |(first, _)| *first)
+    }
+}
+
 impl Shares {
     /// Whether another connection of user `uid` gets a place. `taken` are the users of all connections that have one, and
     /// `claims` are the users with a claim.
     pub fn have_room(&self, uid: u32, claims: &BTreeSet<u32>, taken: impl Iterator<Item = u32> + Clone) -> bool {
+        self.have_room_by(Ranges::of_host(), uid, claims, taken)
+    }
+
+    fn have_room_by(
+        &self,
+        ranges: &Ranges,
+        uid: u32,
+        claims: &BTreeSet<u32>,
+        taken: impl Iterator<Item = u32> + Clone,
+    ) -> bool {
+        let claims = match ranges.0.is_empty() {
+            true => Cow::Borrowed(claims),
+            false => Cow::Owned(claims.iter().map(|uid| ranges.one(*uid)).collect()),
+        };
+        let (uid, taken) = (ranges.one(uid), taken.map(|uid| ranges.one(uid)));
         let all = taken.clone().count();
         let own = taken.clone().filter(|user| *user == uid).count();
         if uid == 0 {
@@ -64,6 +115,25 @@ mod tests {
         assert_eq!((strangers, taken[..5].to_vec(), taken[5]), (20, vec![1000; 5], 1001));
         assert_eq!((crowd(7, &claims, &mut taken), crowd(8, &claims, &mut taken)), (35, 35));
         assert_eq!(crowd(0, &claims, &mut taken), 10);
+    }
+
+    /// A person with members of many users left another one a single place.
+    #[test]
+    fn subordinate_users_have_one_share() {
+        let ranges = Ranges::of("mallory:100000:65536\n# none\nroot:300000:65536\ncarol:0:9\nbob:200000:0\n");
+        assert_eq!(
+            [0, 5, 99_999, 100_000, 165_535, 165_536, 300_001].map(|uid| ranges.one(uid)),
+            [0, 5, 99_999, 100_000, 100_000, 165_536, 300_001]
+        );
+        let claims: BTreeSet<u32> = (100_000..101_000).chain([7]).collect();
+        let mut taken: Vec<u32> = Vec::new();
+        for uid in (100_000..101_000).chain(std::iter::repeat_n(7, 100)) {
+            if SHARES.have_room_by(&ranges, uid, &claims, taken.iter().copied()) {
+                taken.push(uid);
+            }
+        }
+        assert_eq!(taken.iter().filter(|uid| **uid == 7).count(), 35, "half of what users with a claim have");
+        assert_eq!(taken.len(), 70);
     }
 
     #[test]
