@@ -9,6 +9,8 @@ mod advice;
 mod apart;
 mod cgroup_home;
 mod confine;
+#[cfg(target_env = "gnu")]
+mod exit_hold;
 mod file_store;
 mod filter_trial;
 mod follow;
@@ -33,6 +35,8 @@ pub use confine::{
     give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,
     raise_open_files_limit, without_frame_numbers,
 };
+#[cfg(target_env = "gnu")]
+pub use exit_hold::{Dying, ExitHold};
 pub use file_store::FileStore;
 pub use filter_trial::fatal_call;
 pub use follow::{Expected, Follower, PROGRAMS, Told};
@@ -52,7 +56,7 @@ pub use seccomp::FilterInstruction;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};
 #[cfg(target_env = "gnu")]
-pub use trace::{Registers, Resume, Stop, Tracee, share_files, share_memory};
+pub use trace::{REGISTERS, Registers, Resume, Stop, Tracee, registers_of, share_files, share_memory, words_of};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
 
 /// For tests: the turn of one that forks, or that asks whether a lease is mapped. A forked child has all that the other

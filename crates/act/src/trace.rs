@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Registers of a thread, as the kernel keeps them while it is stopped.
 pub type Registers = libc::user_regs_struct;
 
+/// Number of words of [`Registers`].
+pub const REGISTERS: usize = size_of::<Registers>() / 8;
+
 /// `PTRACE_SECCOMP_GET_FILTER`, which libc has no name for.
 const GET_FILTER: libc::c_uint = 0x420c;
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, whose answer begins with the address.
@@ -155,6 +158,29 @@ impl Tracee {
         // SAFETY: the kernel writes a number to `message`, which is exclusively borrowed.
         unsafe { request(libc::PTRACE_GETEVENTMSG, self.thread, 0, &raw mut message as usize) }.ok()?;
         Pid::from_raw(i32::try_from(message).ok()?)
+    }
+
+    /// A thread that this process does not trace yet, and another process does at the moment: seizes it when that one lets go.
+    ///
+    /// # Errors
+    /// The thread has ended, or it is not let go in time.
+    pub fn seize_after(thread: Pid, until: Instant) -> Result<Self, Errno> {
+        loop {
+            match Self::seize(thread, false) {
+                Err(Errno::PERM) if Instant::now() < until => std::thread::sleep(PAUSE),
+                seized => return seized,
+            }
+        }
+    }
+
+    /// Sends the thread alone a signal. `SIGSTOP` stops its whole process, and the thread before it runs any code again.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn send(process: u32, thread: Pid, signal: i32) -> Result<(), Errno> {
+        // SAFETY: the call takes numbers.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread.as_raw_nonzero().get(), signal) };
+        if sent == 0 { Ok(()) } else { Err(last_error()) }
     }
 
     /// The registers of the stopped thread.
@@ -304,15 +330,27 @@ unsafe fn request(request: libc::c_uint, thread: Pid, address: usize, data: usiz
 ///
 /// # Safety
 /// As for [`request`].
-unsafe fn ask(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<i64, Errno> {
+pub(crate) unsafe fn ask(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<i64, Errno> {
     let thread = thread.as_raw_nonzero().get();
     // SAFETY: by the caller.
     let answer = unsafe { libc::ptrace(request, thread, address as *mut c_void, data as *mut c_void) };
     if answer == -1 { Err(last_error()) } else { Ok(answer) }
 }
 
-fn last_error() -> Errno {
+pub(crate) fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Registers as words, in the kernel's order.
+pub const fn words_of(registers: Registers) -> [u64; REGISTERS] {
+    // SAFETY: the structure is so many words, and any bits are words.
+    unsafe { std::mem::transmute(registers) }
+}
+
+/// Registers from such words.
+pub const fn registers_of(words: [u64; REGISTERS]) -> Registers {
+    // SAFETY: the structure is so many words, and any words are registers.
+    unsafe { std::mem::transmute(words) }
 }
 
 /// Whether two processes have the same memory. False where the kernel does not tell.

@@ -4,31 +4,42 @@
 //!   at the end of a call of ours, or somewhere else: asked to stop
 //!      |  a call that it begins becomes none
 //!      v
-//!   munmap of what was mapped for it, if anything was --> exit
+//!   what it is to do before, such as munmap of what was mapped for it --> exit
 //! ```
 //!
 //! A frozen process does neither until it is thawed: somebody has to look until then.
 
 use crate::remote;
+use crate::rescue::Ours;
 use act::{Registers, Resume, Stop, Tracee};
 use rustix::io::Errno;
 use rustix::process::Pid;
+
+/// A system call: its number and its arguments.
+pub type Order = (i64, [u64; 6]);
+
+/// The call that unmaps memory.
+pub const fn unmapping(start: u64, bytes: u64) -> Order {
+    (libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])
+}
 
 /// See the module.
 #[derive(Debug)]
 pub struct Ending {
     tracee: Tracee,
-    /// Where it makes system calls. `None`: right before the place at which it stops first, as it has just been made there.
+    /// Where it makes system calls. `None`: right before the place at which it stops first, where it has just made one.
     instruction: Option<u64>,
-    /// Memory that it is to unmap: address and bytes.
-    unmap: Option<[u64; 2]>,
-    unmaps: bool,
+    /// Calls that it is to make, the first one last.
+    orders: Vec<Order>,
+    is_making: bool,
+    _ours: Option<Ours>,
 }
 
 impl Ending {
-    /// A thread that makes calls of ours, and nothing else.
-    pub fn new(tracee: Tracee, instruction: Option<u64>, unmap: Option<[u64; 2]>) -> Self {
-        let mut ending = Self { tracee, instruction, unmap, unmaps: false };
+    /// A thread that makes calls of ours, and nothing else. It makes these before it ends.
+    pub fn new(tracee: Tracee, instruction: Option<u64>, mut orders: Vec<Order>, ours: Option<Ours>) -> Self {
+        orders.reverse();
+        let mut ending = Self { tracee, instruction, orders, is_making: false, _ours: ours };
         // It is stopped at the end of a call, mostly.
         if ending.act(Stop::SystemCall).is_err() {
             let _ = ending.tracee.interrupt();
@@ -59,35 +70,33 @@ impl Ending {
     fn act(&mut self, stop: Stop) -> Result<(), Errno> {
         let now = self.tracee.registers()?;
         if stop == Stop::SystemCall && self.tracee.begins_call() {
-            if !self.unmaps {
+            if !self.is_making {
                 self.tracee.set_registers(&Registers { orig_rax: u64::MAX, ..now })?;
             }
             return self.tracee.resume(Resume::ToSystemCall, 0);
         }
         if stop == Stop::SystemCall {
             self.note(&now);
-        } else if self.unmaps {
+        } else if self.is_making {
             return self.tracee.resume(Resume::ToSystemCall, 0);
         }
-        let call = match self.unmap.filter(|_| !self.unmaps) {
-            Some([start, bytes]) => (libc::SYS_munmap, [start, bytes, 0, 0, 0, 0]),
-            None => (libc::SYS_exit, [0; 6]),
-        };
-        self.unmaps = call.0 == libc::SYS_munmap;
+        self.is_making = !self.orders.is_empty();
+        let (number, arguments) = self.orders.last().copied().unwrap_or((libc::SYS_exit, [0; 6]));
         let instruction = *self.instruction.get_or_insert(now.rip - remote::SYSCALL.len() as u64);
-        self.tracee.set_registers(&remote::prepared(now, instruction, call.0, call.1))?;
-        self.tracee.resume(if self.unmaps { Resume::ToSystemCall } else { Resume::Freely }, 0)
+        self.tracee.set_registers(&remote::prepared(now, instruction, number, arguments))?;
+        self.tracee.resume(if self.is_making { Resume::ToSystemCall } else { Resume::Freely }, 0)
     }
 
-    /// Takes in what a call has done that nobody waited for.
+    /// Takes in what a call has done that nobody waited for, or that is done.
     fn note(&mut self, now: &Registers) {
-        match now.orig_rax.cast_signed() {
-            libc::SYS_munmap => self.unmap = None,
-            // The first of its mappings is the one to which no address is given.
-            libc::SYS_mmap if now.rdi == 0 && !(-4095..0).contains(&now.rax.cast_signed()) => {
-                self.unmap = Some([now.rax, now.rsi]);
-            }
-            _ => {}
+        let number = now.orig_rax.cast_signed();
+        let is_order = |(ordered, arguments): &Order| number == *ordered && now.rdi == arguments[0];
+        if self.orders.last().is_some_and(is_order) {
+            self.orders.pop();
+        }
+        // The first of its mappings is the one to which no address is given.
+        if number == libc::SYS_mmap && now.rdi == 0 && !(-4095..0).contains(&now.rax.cast_signed()) {
+            self.orders.push(unmapping(now.rax, now.rsi));
         }
     }
 }

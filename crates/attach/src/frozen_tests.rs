@@ -1,7 +1,7 @@
 //! Processes that the kernel holds: before they are attached, and while a thread of theirs is lent.
 
 use super::{Thread, borrow_thread, make_thread};
-use crate::ending::Ending;
+use crate::ending::{Ending, unmapping};
 use crate::refuse;
 use crate::remote::Remote;
 use crate::testing::{Subject, wait_for};
@@ -167,18 +167,18 @@ fn nothing_is_left_in_process_that_is_frozen_meanwhile() {
             group.take(pid);
             let left = if is_mapped {
                 // The process is frozen behind the mapping of its memory.
-                let thread = Thread { pid, tracee: &tracee, remote: &remote, left: Cell::default() };
+                let thread = Thread { pid, tracee: &tracee, remote: &remote, ours: None, left: Cell::default() };
                 let until = std::time::Instant::now() + crate::testing::PATIENCE;
                 while tracee.wait(until).unwrap().expect("it comes") != act::Stop::Asked {}
                 let base = thread.call(libc::SYS_mmap, [0, 1 << 16, 3, 0x22, u64::MAX, 0]).unwrap();
                 group.freeze(pid, true);
                 assert!(thread.call(libc::SYS_getpid, [0; 6]).is_err());
-                Some([base, 1 << 16])
+                Some(unmapping(base, 1 << 16))
             } else {
                 group.freeze(pid, true);
                 None
             };
-            halts.end(Ending::new(tracee, Some(remote.instruction()), left));
+            halts.end(Ending::new(tracee, Some(remote.instruction()), left.into_iter().collect(), None));
             group.freeze(pid, false);
             wait_for("the new thread has ended", || {
                 halts.tend();

@@ -13,6 +13,7 @@
 use crate::ending::Ending;
 use crate::mend::Limit;
 use crate::program::Program;
+use crate::rescue::Rescue;
 use crate::stop::{self, Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
@@ -23,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 /// Time for all threads to stop: 6 ms; up to 48 ms where processors are short, so that threads stop late.
@@ -67,6 +69,8 @@ pub struct Halts {
     watched: BTreeMap<i32, Watched>,
     /// Threads of ours that end.
     ending: Vec<Ending>,
+    /// The way back of threads that are lent, and of those of ours.
+    rescue: Weak<Rescue>,
     /// When the first thread was asked to stop, if threads are stopped.
     began: Option<Instant>,
     /// Time for all to stop. It doubles when that was too short, and halves otherwise.
@@ -85,6 +89,7 @@ impl Halts {
             late: Vec::new(),
             watched: BTreeMap::new(),
             ending: Vec::new(),
+            rescue: Weak::new(),
             began: None,
             stop_time: STOP_TIME.0,
             stops: None,
@@ -104,6 +109,19 @@ impl Halts {
     /// The process.
     pub const fn pid(&self) -> u32 {
         self.program.pid
+    }
+
+    /// The way back of a thread that is to make calls for us, or is ours.
+    ///
+    /// # Errors
+    /// There can be none.
+    pub fn rescue(&mut self) -> std::io::Result<Rc<Rescue>> {
+        if let Some(rescue) = self.rescue.upgrade() {
+            return Ok(rescue);
+        }
+        let rescue = Rc::new(Rescue::start(self.program.pid)?);
+        self.rescue = Rc::downgrade(&rescue);
+        Ok(rescue)
     }
 
     /// Asks one thread to stop, and threads that it makes. It is to be given to [`Halts::let_go`] afterwards.
@@ -324,7 +342,7 @@ impl Halts {
         self.ending.retain_mut(|ending| !ending.tend());
         for mut stopped in std::mem::take(&mut self.late) {
             let looked = stopped.look();
-            let made = stopped.made().map(|thread| Ending::new(Tracee::of_clone(thread), None, None));
+            let made = stopped.made().map(|thread| Ending::new(Tracee::of_clone(thread), None, Vec::new(), None));
             self.ending.extend(made);
             match looked {
                 Some(true) => {

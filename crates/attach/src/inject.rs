@@ -14,7 +14,7 @@
 //! So the program's thread makes one system call that it did not ask for, and the other threads are not stopped at all.
 //! The agent's thread has all signals blocked, and no file of the program's open.
 
-use crate::ending::Ending;
+use crate::ending::{Ending, unmapping};
 use crate::halt::Halts;
 use crate::memory::Present;
 use crate::mend;
@@ -22,6 +22,7 @@ use crate::object::{Object, Segment};
 use crate::program::Program;
 use crate::refuse;
 use crate::remote::Remote;
+use crate::rescue::{Ours, Rescue};
 use crate::stop::{Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
@@ -36,6 +37,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::attach::FILES;
 
@@ -85,6 +87,7 @@ pub(crate) fn borrow_one_of<T>(
     work: impl Fn(&Tracee) -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Duration)> {
     let until = Instant::now() + PATIENCE;
+    let rescue = way_back(halts)?;
     let memory = File::open(host::proc_file(halts.pid(), "mem")).context("cannot open its memory")?;
     let present = Present::of(halts.pid());
     loop {
@@ -96,7 +99,7 @@ pub(crate) fn borrow_one_of<T>(
             let is_plain = stopped.wait(began + STOP_TIME) && stopped.is_plain();
             let is_plain = is_plain && Remote::may_be_borrowed(&memory, &present, stopped.tracee());
             let is_filtered = threads::is_filtered(halts.pid(), thread);
-            let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, &work));
+            let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, Rc::clone(&rescue), &work));
             // One that takes a signal or does not stop in time is let go when it does.
             halts.let_go(stopped);
             if let Some(made) = made {
@@ -118,9 +121,15 @@ pub(crate) fn borrow_one_of<T>(
     }
 }
 
+/// The way back of threads that are steered, which is there beforehand.
+fn way_back(halts: &mut Halts) -> anyhow::Result<Rc<Rescue>> {
+    halts.rescue().context("cannot have a second process, which gives its threads back if this one is killed")
+}
+
 fn borrowed<T>(
     stopped: &mut Stopped,
     is_filtered: bool,
+    rescue: Rc<Rescue>,
     work: &impl Fn(&Tracee) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let mut before = stopped.tracee().registers()?;
@@ -128,7 +137,7 @@ fn borrowed<T>(
         // The call has just begun, or waits without a limit ([`candidates`]): it is made again as it was.
         before.rax = mend::AGAIN.cast_unsigned();
     }
-    let made = stopped.lend(before).map_err(anyhow::Error::from).and_then(work);
+    let made = stopped.lend(before, rescue).map_err(anyhow::Error::from).and_then(work);
     stopped.take_back();
     // If it takes longer, it is looked after for as long as that takes.
     let _ = stopped.wait(Instant::now() + PATIENCE);
@@ -231,30 +240,35 @@ struct Put {
 
 fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
-    let (pid, new) = (halts.pid(), Cell::default());
+    let (pid, new, rescue) = (halts.pid(), Cell::default(), way_back(halts)?);
     let make = |tracee: &Tracee| make_thread(pid, &remote, tracee, &new);
     let made = borrow_thread(halts, make);
+    let ours = new.get().map(|thread| Ours::new(thread, remote.instruction(), rescue)).transpose();
     let tracee = new.take().map(Tracee::of_clone);
-    let (shares_directories, stopped) = match made {
-        Ok(made) => made,
-        Err(why) => {
-            tracee.into_iter().for_each(|tracee| halts.end(Ending::new(tracee, Some(remote.instruction()), None)));
-            return Err(why);
-        }
-    };
-    let tracee = tracee.context("no thread was made in it")?;
+    let (ours, (shares_directories, stopped)) =
+        match ours.map_err(anyhow::Error::from).and_then(|ours| Ok((ours, made?))) {
+            Ok(made) => made,
+            Err(why) => {
+                let end = |tracee| Ending::new(tracee, Some(remote.instruction()), Vec::new(), None);
+                tracee.into_iter().for_each(|tracee| halts.end(end(tracee)));
+                return Err(why);
+            }
+        };
+    let (tracee, ours) = tracee.zip(ours).context("no thread was made in it")?;
     let shared = shares_directories.then(|| format!("{SHARED}=1"));
     let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();
-    let thread = Thread { pid, tracee: &tracee, remote: &remote, left: Cell::default() };
+    let thread = Thread { pid, tracee: &tracee, remote: &remote, ours: Some(&ours), left: Cell::default() };
     match thread.furnish(object, &environment) {
         Ok((channel, range)) => {
             let thread = tracee.thread();
+            // From here on, it runs the agent's code.
+            drop(ours);
             tracee.detach(0);
             Ok(Put { channel: channel.into(), thread, range, stopped })
         }
         Err(why) => {
-            let left = thread.left.take();
-            halts.end(Ending::new(tracee, Some(remote.instruction()), left));
+            let left = thread.left.take().map(|[start, bytes]| unmapping(start, bytes));
+            halts.end(Ending::new(tracee, Some(remote.instruction()), left.into_iter().collect(), Some(ours)));
             Err(why)
         }
     }
@@ -279,6 +293,7 @@ struct Thread<'a> {
     pid: u32,
     tracee: &'a Tracee,
     remote: &'a Remote,
+    ours: Option<&'a Ours>,
     /// Memory that was mapped for it and could not be unmapped: address and bytes.
     left: Cell<Option<[u64; 2]>>,
 }
@@ -307,6 +322,7 @@ impl Thread<'_> {
         let base = self.call(libc::SYS_mmap, [0, bytes, access, kind, u64::MAX, 0]);
         let base = base.context("it has no room for the agent")?;
         let range = base..base + bytes;
+        self.ours.map_or(Ok(()), |ours| ours.is_to_make(&[unmapping(base, bytes)]))?;
         let furnish = || {
             let channel = self.open_channel(range.end)?;
             self.fill(object, &range, &channel)?;

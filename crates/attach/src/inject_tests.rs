@@ -126,7 +126,7 @@ fn filter_that_all_threads_are_given_during_injection_is_judged() {
         let before = Mapping::list(pid).unwrap();
         let file = File::open("/dev/null").unwrap().into();
         let object = Object { file, bytes: 1 << 16, segments: Vec::new(), entry: 0, headers: (0, 0) };
-        let thread = Thread { pid, tracee: &tracee, remote: &remote, left: Cell::default() };
+        let thread = Thread { pid, tracee: &tracee, remote: &remote, ours: None, left: Cell::default() };
         let why = format!("{:#}", thread.furnish(&object, &[]).map(drop).unwrap_err());
         assert!(why.ends_with(&format!("does not let the agent call {name}")), "{why}");
         let after = Mapping::list(pid).expect("it runs");

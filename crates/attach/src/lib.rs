@@ -16,6 +16,7 @@ pub mod object;
 pub mod program;
 pub mod refuse;
 pub mod remote;
+pub mod rescue;
 pub mod serve;
 pub mod stop;
 pub mod take_over;

@@ -15,11 +15,13 @@
 
 use crate::changes;
 use crate::children::Children;
+use crate::ending::{Order, unmapping};
 use crate::gate;
 use crate::halt::{Halts, SOON};
 use crate::inject::Injected;
 use crate::look;
 use crate::remote::Remote;
+use crate::rescue::Ours;
 use crate::threads;
 use act::{Registers, Stop, Tracee};
 use anyhow::Context;
@@ -413,20 +415,21 @@ impl Serving {
         while tracee.wait(until)?.context("the agent's last thread does not stop")? != Stop::Asked {
             tracee.resume(act::Resume::Freely, 0)?;
         }
+        let rescue = self.halts.rescue().context("cannot have a second process")?;
+        let ours = Ours::new(self.thread, remote.instruction(), rescue)?;
         let gate = gate::among(remote.memory(), ranges);
         let is_led_back = gate.is_none_or(|gate| self.lead_back((&remote, &tracee), gate, until));
-        // The kernel would write there when the thread ends.
-        remote.call_patiently(&tracee, libc::SYS_set_tid_address, [0; 6])?;
-        remote.call_patiently(&tracee, libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])?;
-        let own = self.injected.end - self.injected.start;
         let others = ranges.iter().filter(|range| is_led_back || Some(**range) != gate);
-        let others = others.map(|range| (range.start.0, pages_to_bytes(range.pages)));
-        for (start, bytes) in others.chain([(self.injected.start, own)]) {
-            remote.call_patiently(&tracee, libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])?;
+        let orders = self.last_orders(others.copied());
+        for (n, (number, arguments)) in orders.iter().enumerate() {
+            ours.is_to_make(&orders[n..])?;
+            remote.call_patiently(&tracee, *number, *arguments)?;
         }
+        ours.is_to_make(&[])?;
         let end: Registers = remote.prepared(&tracee, libc::SYS_exit, [0; 6])?;
         tracee.set_registers(&end)?;
         tracee.detach(0);
+        drop(ours);
         while threads::list(pid).is_ok_and(|all| all.contains(&self.thread)) {
             anyhow::ensure!(Instant::now() < until, "the agent's last thread does not end");
             self.halts.tend();
@@ -437,6 +440,16 @@ impl Serving {
             "a thread does not come out of mremap: two pages of the agent's stay, through which that goes"
         );
         Ok(())
+    }
+
+    /// The last calls of the agent's, of which these ranges are left.
+    fn last_orders(&self, ranges: impl Iterator<Item = PageRange>) -> Vec<Order> {
+        // The kernel would write there when the thread ends.
+        let no_words =
+            [(libc::SYS_set_tid_address, [0; 6]), (libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])];
+        let own = unmapping(self.injected.start, self.injected.end - self.injected.start);
+        let others = ranges.map(|range| unmapping(range.start.0, pages_to_bytes(range.pages)));
+        no_words.into_iter().chain(others).chain([own]).collect()
     }
 
     /// Leads the program's calls to where they went before the agent came. Says whether nothing of the gate is needed any more.

@@ -11,12 +11,14 @@
 
 use crate::mend::{self, Call, Limit, Mended};
 use crate::program::Program;
+use crate::rescue::{Lent, Rescue};
 use crate::threads::{self, Doing};
 use crate::waited::{self, Clocks, Rest};
 use crate::watched::Watched;
 use act::{Registers, Resume, Stop, Tracee};
 use rustix::io::Errno;
 use rustix::process::Pid;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Longest time between a look at a sleeping thread and the request that it stops, so that the look still holds: 200 us.
@@ -32,7 +34,7 @@ pub struct Stopped {
     /// The call that it slept in, and how long it had slept by then.
     slept: Option<(Call, Rest, Duration)>,
     /// Registers and blocked signals of its own, while it is lent.
-    own: Option<Box<(Registers, u64)>>,
+    own: Option<Box<Lent>>,
     /// A thread that it has made since it was taken back.
     made: Option<Pid>,
 }
@@ -96,17 +98,25 @@ impl Stopped {
                     Ok(stop) => self.stop = stop,
                 }
             }
-            let Some((own, stop)) = self.own.as_deref().copied().zip(self.stop) else { return Some(true) };
+            let own = self.own.as_ref().map(|lent| lent.own);
+            let Some((own, stop)) = own.zip(self.stop) else { return Some(true) };
             self.give_back(own, stop).ok()?;
         }
     }
 
-    /// Lends the stopped thread, which is to have these registers afterwards. Threads that it makes have its mask.
+    /// A thread that another process has asked to stop, and that has come to this stop.
+    pub fn inherited(tracee: Tracee, stop: Stop, own: Option<Lent>) -> Self {
+        Self { tracee, stop: Some(stop), asked: Instant::now(), slept: None, own: own.map(Box::new), made: None }
+    }
+
+    /// Lends the stopped thread, which is to have these registers afterwards, also if this process is killed. Threads that it makes
+    /// have its mask.
     ///
     /// # Errors
-    /// It has ended.
-    pub fn lend(&mut self, registers: Registers) -> Result<&Tracee, Errno> {
-        self.own = Some(Box::new((registers, self.tracee.blocked_signals()?)));
+    /// It has ended, or it cannot be noted what it is to have.
+    pub fn lend(&mut self, registers: Registers, rescue: Rc<Rescue>) -> std::io::Result<&Tracee> {
+        let own = (registers, self.tracee.blocked_signals()?);
+        self.own = Some(Box::new(Lent::new(self.tracee.thread(), own, rescue)?));
         self.tracee.block_signals(u64::MAX)?;
         Ok(&self.tracee)
     }

@@ -10,6 +10,8 @@ mod gate;
 mod held;
 mod helpers;
 mod hidden;
+mod killed;
+mod limits;
 mod locked;
 mod named;
 mod refused;

@@ -1,0 +1,289 @@
+//! The way back of threads that make calls for us, held by another process: this one may be killed at any of its own calls.
+//!
+//! ```text
+//!   this process                                      the process beside it (act::ExitHold)
+//!      | notes what a thread is to have back            waits
+//!      | steers the thread, and gives it all back
+//!      | notes that there is nothing to give back
+//!      | ends the process beside it
+//!
+//!      | killed in between: held at its end -----------> sends the threads that it traces SIGSTOP, which they
+//!      | <----- is let go -----------------------------  take before they run any code
+//!     ends                                               traces them in its place; gives back what was noted, and
+//!                                                        has threads of ours end; SIGCONT
+//! ```
+//!
+//! So the program sees a short suspension. If the process beside is killed, this one goes on.
+
+use crate::ending::{Ending, Order};
+use crate::halt::Halts;
+use crate::program::Program;
+use crate::stop::Stopped;
+use crate::threads;
+use crate::waited::Clocks;
+use act::{Dying, ExitHold, REGISTERS, Registers, Stop, Tracee, registers_of, words_of};
+use host::Signals;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Time for threads to come to a stop, and for a killed tracer to let them go: 5 s.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks at them: 100 us.
+const PAUSE: Duration = Duration::from_micros(100);
+/// Words of an order: its number and six arguments.
+const ORDER_WORDS: usize = 7;
+
+/// Registers and blocked signals of a thread.
+pub type Own = (Registers, u64);
+
+/// The process beside this one, and what it is to give back.
+#[derive(Debug)]
+pub struct Rescue {
+    _hold: ExitHold,
+    file: File,
+    noted: RefCell<Noted>,
+}
+
+/// Notes for the process beside this one.
+#[derive(Debug, Default)]
+struct Noted {
+    /// A thread of the program's that makes calls for us, and what it is to have back.
+    lent: Option<(Pid, Own)>,
+    /// A thread of ours, where it makes calls, and those that it is to make before it ends.
+    ours: Option<Pid>,
+    instruction: u64,
+    orders: Vec<Order>,
+}
+
+impl Noted {
+    fn words(&self) -> Vec<u64> {
+        let number =
+            |thread: Option<Pid>| thread.map_or(0, |thread| thread.as_raw_nonzero().get().cast_unsigned().into());
+        let (registers, blocked) = self.lent.map_or(([0; REGISTERS], 0), |(_, own)| (words_of(own.0), own.1));
+        let mut words = vec![
+            number(self.lent.map(|lent| lent.0)),
+            blocked,
+            number(self.ours),
+            self.instruction,
+            self.orders.len() as u64,
+        ];
+        words.extend(registers);
+        words.extend(
+            self.orders.iter().flat_map(|(number, arguments)| [&[number.cast_unsigned()], &arguments[..]].concat()),
+        );
+        words
+    }
+
+    fn of(words: &[u64]) -> Option<Self> {
+        let [lent, blocked, ours, instruction, _, rest @ ..] = words else { return None };
+        let thread = |number: u64| Pid::from_raw(i32::try_from(number).ok()?);
+        let registers = registers_of(*rest.first_chunk()?);
+        let order = |words: &[u64]| Some((words.first()?.cast_signed(), *words.get(1..)?.first_chunk()?));
+        Some(Self {
+            lent: thread(*lent).map(|thread| (thread, (registers, *blocked))),
+            ours: thread(*ours),
+            instruction: *instruction,
+            orders: rest[REGISTERS..].chunks(ORDER_WORDS).filter_map(order).collect(),
+        })
+    }
+
+    fn read(file: &File) -> Option<Self> {
+        let mut bytes = [0; 4096];
+        let count = file.read_at(&mut bytes, 0).ok()?;
+        let words: Vec<u64> = bytes[..count].as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+        // Longer notes of before may follow.
+        let used = 5 + REGISTERS + ORDER_WORDS * usize::try_from(*words.get(4)?).ok()?;
+        Self::of(words.get(..used)?)
+    }
+}
+
+impl Rescue {
+    /// Starts one for a process whose threads are to be steered by the calling thread.
+    ///
+    /// # Errors
+    /// No process can be made, or this one is traced itself.
+    pub fn start(pid: u32) -> io::Result<Self> {
+        let file = File::from(memfd_create("pagefold-rescue", MemfdFlags::CLOEXEC)?);
+        let other = file.try_clone()?;
+        let hold = ExitHold::start(move |dying| inherit(pid, &other, dying))?;
+        Ok(Self { _hold: hold, file, noted: RefCell::default() })
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Noted)) -> io::Result<()> {
+        let mut noted = self.noted.borrow_mut();
+        change(&mut noted);
+        // One call: it is made or not, whenever this process is killed.
+        self.file.write_all_at(&noted.words().iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>(), 0)
+    }
+}
+
+/// A thread of the program's makes calls for us until this is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    /// Its own, which it is to have back.
+    pub own: Own,
+    rescue: Option<Rc<Rescue>>,
+}
+
+impl Lent {
+    /// Notes what a thread is to have back.
+    ///
+    /// # Errors
+    /// It cannot be noted.
+    pub fn new(thread: Pid, own: Own, rescue: Rc<Rescue>) -> io::Result<Self> {
+        rescue.note(|noted| noted.lent = Some((thread, own)))?;
+        Ok(Self { own, rescue: Some(rescue) })
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // If it fails, it is given back once more.
+        let _ = self.rescue.take().map(|rescue| rescue.note(|noted| noted.lent = None));
+    }
+}
+
+/// A thread of ours steered by this process until this is dropped.
+#[derive(Debug)]
+pub struct Ours(Rc<Rescue>);
+
+impl Ours {
+    /// Notes that a thread is to end, which makes calls by the instruction there.
+    ///
+    /// # Errors
+    /// It cannot be noted.
+    pub fn new(thread: Pid, instruction: u64, rescue: Rc<Rescue>) -> io::Result<Self> {
+        rescue.note(|noted| (noted.ours, noted.instruction) = (Some(thread), instruction))?;
+        Ok(Self(rescue))
+    }
+
+    /// Notes the calls that it is to make before.
+    ///
+    /// # Errors
+    /// They cannot be noted.
+    pub fn is_to_make(&self, orders: &[Order]) -> io::Result<()> {
+        self.0.note(|noted| noted.orders = orders.to_vec())
+    }
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        let _ = self.0.note(|noted| (noted.ours, noted.orders) = (None, Vec::new()));
+    }
+}
+
+/// Does what a process that is about to end has noted.
+fn inherit(pid: u32, file: &File, dying: Dying) {
+    let Some(noted) = Noted::read(file).filter(|noted| noted.lent.is_some() || noted.ours.is_some()) else { return };
+    let Ok(program) = Program::open(pid) else { return };
+    let traced = traced_by(pid, dying.thread(), &noted);
+    let was_suspended =
+        threads::list(pid).unwrap_or_default().into_iter().any(|thread| state(pid, thread) == Some('T'));
+    for thread in &traced {
+        let _ = Tracee::send(pid, *thread, libc::SIGSTOP);
+    }
+    drop(dying);
+    let until = Instant::now() + PATIENCE;
+    let seized: Vec<_> = traced.into_iter().filter_map(|thread| stopped(thread, until)).collect();
+    let mut halts = Halts::new(program, Clocks::default());
+    give_back(&mut halts, seized, noted);
+    while halts.is_pending() {
+        std::thread::sleep(PAUSE);
+        halts.tend();
+    }
+    if !was_suspended && let Some(process) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(process, Signal::CONT);
+    }
+    let _ = Signals::catch().map(|signals| halts.finish(&signals));
+}
+
+/// The threads of a process that are traced by this one, which does nothing any more. Those of which something was noted have
+/// come to a stop, if they do so in time: none is just making another.
+fn traced_by(pid: u32, tracer: Pid, noted: &Noted) -> Vec<Pid> {
+    let until = Instant::now() + PATIENCE;
+    let tracer = tracer.as_raw_nonzero().to_string();
+    loop {
+        let is_traced = |thread: &Pid| threads::status(pid, *thread, "TracerPid").as_ref() == Some(&tracer);
+        let traced: Vec<Pid> = threads::list(pid).unwrap_or_default().into_iter().filter(is_traced).collect();
+        let is_noted = |thread: &&Pid| Some(**thread) == noted.ours || Some(**thread) == noted.lent.map(|lent| lent.0);
+        let stands = |thread: &Pid| state(pid, *thread) == Some('t');
+        if Instant::now() > until || traced.iter().filter(is_noted).all(stands) {
+            return traced;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn state(pid: u32, thread: Pid) -> Option<char> {
+    threads::status(pid, thread, "State")?.chars().next()
+}
+
+/// Traces a thread that another process lets go, and waits for its stop, which takes as long as it is frozen.
+fn stopped(thread: Pid, until: Instant) -> Option<(Tracee, Stop)> {
+    let tracee = Tracee::seize_after(thread, until).ok()?;
+    tracee.interrupt().ok()?;
+    loop {
+        match tracee.wait(Instant::now() + PATIENCE).ok()? {
+            Some(Stop::Ended) => return None,
+            Some(stop) => return Some((tracee, stop)),
+            None => {}
+        }
+    }
+}
+
+fn give_back(halts: &mut Halts, seized: Vec<(Tracee, Stop)>, mut noted: Noted) {
+    let lent = noted.lent.take();
+    let is_lent = |tracee: &Tracee| lent.filter(|(thread, _)| *thread == tracee.thread());
+    let at =
+        seized.iter().find(|(tracee, _)| is_lent(tracee).is_some()).and_then(|(tracee, _)| tracee.registers().ok());
+    // One that the lent thread had made, and nobody had noted: it stands where that one does.
+    let is_made = |now: &Registers| {
+        let place = |registers: &Registers| (registers.rip, registers.rsp, registers.orig_rax);
+        at.is_some_and(|at| place(&at) == place(now) && now.orig_rax == libc::SYS_clone as u64 && now.rax == 0)
+    };
+    for (tracee, stop) in seized {
+        if let Some((_, own)) = is_lent(&tracee) {
+            halts.let_go(Stopped::inherited(tracee, stop, Some(Lent { own, rescue: None })));
+        } else if noted.ours == Some(tracee.thread()) {
+            halts.end(Ending::new(tracee, Some(noted.instruction), std::mem::take(&mut noted.orders), None));
+        } else if tracee.registers().is_ok_and(|now| is_made(&now)) {
+            halts.end(Ending::new(tracee, None, Vec::new(), None));
+        } else {
+            halts.let_go(Stopped::inherited(tracee, stop, None));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_note_is_read() {
+        let file = File::from(memfd_create("noted", MemfdFlags::CLOEXEC).unwrap());
+        let write = |noted: &Noted| {
+            let bytes: Vec<u8> = noted.words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+            file.write_all_at(&bytes, 0).unwrap();
+        };
+        assert!(Noted::read(&file).is_none());
+        let words = std::array::from_fn(|n| n as u64 + 100);
+        let thread = Pid::from_raw(7);
+        let orders = vec![(11, [1, 2, 3, 4, 5, 6]), (60, [9; 6])];
+        let lent = thread.map(|thread| (thread, (registers_of(words), u64::MAX)));
+        write(&Noted { lent, ours: Pid::from_raw(8), instruction: 9, orders });
+        let found = Noted::read(&file).unwrap();
+        let (lent, (registers, blocked)) = found.lent.unwrap();
+        assert_eq!((Some(lent), words_of(registers), blocked, found.ours), (thread, words, u64::MAX, Pid::from_raw(8)));
+        assert_eq!(found.instruction, 9);
+        assert_eq!(found.orders, [(11, [1, 2, 3, 4, 5, 6]), (60, [9; 6])]);
+        write(&Noted::default());
+        let found = Noted::read(&file).unwrap();
+        assert!(found.lent.is_none() && found.ours.is_none() && found.orders.is_empty());
+    }
+}
