@@ -241,19 +241,25 @@ struct Put {
 fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Result<Put> {
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
     let (pid, new, rescue) = (halts.pid(), Cell::default(), way_back(halts)?);
-    let make = |tracee: &Tracee| make_thread(pid, &remote, tracee, &new);
+    let ours = Cell::default();
+    // Noted before the lent thread has what is its own: at no time is nothing noted.
+    let note = |thread| Ours::new(thread, remote.instruction(), Rc::clone(&rescue)).map(|noted| ours.set(Some(noted)));
+    let make = |tracee: &Tracee| {
+        let made = make_thread(pid, &remote, tracee, &new);
+        new.get().map_or(Ok(()), note)?;
+        made
+    };
     let made = borrow_thread(halts, make);
-    let ours = new.get().map(|thread| Ours::new(thread, remote.instruction(), rescue)).transpose();
-    let tracee = new.take().map(Tracee::of_clone);
-    let (ours, (shares_directories, stopped)) =
-        match ours.map_err(anyhow::Error::from).and_then(|ours| Ok((ours, made?))) {
-            Ok(made) => made,
-            Err(why) => {
-                let end = |tracee| Ending::new(tracee, Some(remote.instruction()), Vec::new(), None);
-                tracee.into_iter().for_each(|tracee| halts.end(end(tracee)));
-                return Err(why);
+    let (ours, tracee) = (ours.take(), new.take().map(Tracee::of_clone));
+    let (shares_directories, stopped) = match made {
+        Ok(made) => made,
+        Err(why) => {
+            if let Some(tracee) = tracee {
+                halts.end(Ending::new(tracee, Some(remote.instruction()), Vec::new(), ours));
             }
-        };
+            return Err(why);
+        }
+    };
     let (tracee, ours) = tracee.zip(ours).context("no thread was made in it")?;
     let shared = shares_directories.then(|| format!("{SHARED}=1"));
     let environment: Vec<String> = environment.iter().cloned().chain(shared).collect();

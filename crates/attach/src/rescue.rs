@@ -208,16 +208,13 @@ fn inherit(pid: u32, file: &File, dying: Dying) {
 fn traced_by(pid: u32, tracer: Pid, noted: &Noted) -> Vec<Pid> {
     let until = Instant::now() + PATIENCE;
     let tracer = tracer.as_raw_nonzero().to_string();
-    loop {
-        let is_traced = |thread: &Pid| threads::status(pid, *thread, "TracerPid").as_ref() == Some(&tracer);
-        let traced: Vec<Pid> = threads::list(pid).unwrap_or_default().into_iter().filter(is_traced).collect();
-        let is_noted = |thread: &&Pid| Some(**thread) == noted.ours || Some(**thread) == noted.lent.map(|lent| lent.0);
-        let stands = |thread: &Pid| state(pid, *thread) == Some('t');
-        if Instant::now() > until || traced.iter().filter(is_noted).all(stands) {
-            return traced;
-        }
+    let is_traced = |thread: &Pid| threads::status(pid, *thread, "TracerPid").as_ref() == Some(&tracer);
+    let stands = |thread: &Pid| !is_traced(thread) || state(pid, *thread) == Some('t');
+    let are_noted = || noted.ours.iter().chain(noted.lent.iter().map(|(thread, _)| thread));
+    while !are_noted().all(stands) && Instant::now() < until {
         std::thread::sleep(PAUSE);
     }
+    threads::list(pid).unwrap_or_default().into_iter().filter(is_traced).collect()
 }
 
 fn state(pid: u32, thread: Pid) -> Option<char> {

@@ -7,8 +7,8 @@
 //! The calls of the program and of all its descendants are counted. The first that counts is one of number FIRST (56 is `clone`), when that
 //! is made for the time of number TIMES. At the Nth, the process that is about to make it is killed.
 //!
-//! Once all have ended, it writes a line to standard error: how many calls were counted, and at which one a process was killed (`null` if
-//! none was). It says, too, whether that was the program itself.
+//! Once all have ended, it writes a line to standard error. It says how many calls were counted, at which one a process was killed (`null`
+//! if none was), and whether that was the program itself.
 //!
 //! Each call waits for this program (a filter with `SECCOMP_RET_USER_NOTIF`). So nobody traces the program, which may be traced by
 //! processes of its own.
