@@ -100,8 +100,8 @@ impl Gatherer {
     /// # Errors
     /// The kernel does not tell about the host.
     pub fn gather(&mut self, guests: &[Guest], ledger: &Ledger, saved: &Saved) -> anyhow::Result<Facts> {
-        let rules = &self.rules;
-        let vms: Vec<&Guest> = guests.iter().filter(|guest| guest.kind.is_vm() && rules.counts(guest)).collect();
+        let counts = |guest: &&Guest| guest.kind.is_vm() && self.rules.counts(guest, self.limits.as_ref());
+        let vms: Vec<&Guest> = guests.iter().filter(counts).collect();
         self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
         let asked = self.ask_all(&vms);
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);

@@ -6,6 +6,7 @@ use guest::{Glob, Guest};
 use host::MemoryLimits;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::path::Path;
 
 /// Memory that one guest writes in a break storm until it stands still, in bytes: 64 MiB. docs/balance.md has the measurement.
 const STORM_BYTES: u64 = 64 << 20;
@@ -31,9 +32,15 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a VM is a guest of this host, to which memory is promised.
-    pub(crate) fn counts(&self, guest: &Guest) -> bool {
-        !guest.facts.is_strangers || self.owners.contains(&guest.facts.uid)
+    /// Whether a VM is a guest of this host, to which memory is promised. Where a control group stands for the host, guests are those in
+    /// it, or in groups below it.
+    pub(crate) fn counts(&self, guest: &Guest, limits: Option<&MemoryLimits>) -> bool {
+        let is_inside = |within: &String| {
+            let group = guest.pids.first().and_then(|pid| limits?.group_of(*pid));
+            group.is_some_and(|group| Path::new(&group).starts_with(within))
+        };
+        let is_known = !guest.facts.is_strangers || self.owners.contains(&guest.facts.uid);
+        is_known && self.within.as_ref().is_none_or(is_inside)
     }
 
     /// Guaranteed size of a guest; `None` if no rule has one.
@@ -125,6 +132,21 @@ mod tests {
         let of = |name| rules.guaranteed_bytes(&guest(name));
         assert_eq!(["acme-1", "acme-11", "beta", "x-1"].map(of), [Some(1), Some(2), Some(3), Some(4)]);
         assert_eq!(["acme", "beta2", "x-10", "my-acme-2"].map(of), [None; 4]);
+    }
+
+    #[test]
+    fn guests_outside_of_the_control_group_that_stands_for_the_host_do_not_count() {
+        let limits = MemoryLimits::find().expect("a tree of control groups");
+        let mut guest = FakeQemu::start("acme-1", 1, Path::new("/nonexistent")).guest;
+        guest.pids = vec![std::process::id()];
+        let group = limits.group_of(std::process::id()).expect("a group");
+        let counts = |within: Option<&str>| {
+            let rules = Rules { within: within.map(str::to_owned), ..Rules::default() };
+            rules.counts(&guest, Some(&limits))
+        };
+        assert!(counts(None) && counts(Some("/")) && counts(Some(&group)));
+        let below = format!("{}/below", group.trim_end_matches('/'));
+        assert!(!counts(Some(&below)) && !counts(Some(&format!("{group}x"))));
     }
 
     /// The kernel keeps memory below its high watermarks to itself.

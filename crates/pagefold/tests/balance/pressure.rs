@@ -2,7 +2,7 @@
 
 use crate::common::formats::assert_documented;
 use crate::common::service::{Member, Service, cannot_fold, cgroup_path, small_memory, until};
-use crate::common::{Afterwards, number};
+use crate::common::{Afterwards, json_of, number};
 use crate::rig::{Applying, Guests, M};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -151,12 +151,17 @@ fn pace_ends_by_itself_where_nobody_says_it_again(service: &Service) {
 #[test]
 fn paused_guest_runs_again_whoever_is_stopped_or_killed() {
     let token = format!("pause{}", std::process::id());
-    let Some((group, _afterwards)) = small_memory(&token, 64 * M) else { return };
+    let Some((group, _afterwards)) = small_memory(&token, 192 * M) else { return };
     let Some(guests_of) = Guests::start("pause") else { return };
-    // The host has 64 MiB, of which somebody has taken 48. They are back when the file is removed.
+    let is_none = guests_of.run(&["status", "--within", cgroup_path(&group)]);
+    assert_eq!(json_of(&is_none)["facts"]["guests"], json!([]), "they are in no such control group");
+    for guest in &guests_of.listed {
+        std::fs::write(format!("{group}/cgroup.procs"), guest["pid"].to_string()).expect("move a guest");
+    }
+    // The host has 192 MiB, of which somebody has taken 168. They are back when the file is removed.
     let taken = format!("/dev/shm/pagefold-test-{token}");
     let _remove = Afterwards::run(&format!("rm -f {taken}"));
-    let take = format!("echo $$ > {group}/cgroup.procs && exec head -c {} /dev/zero > {taken}", 48 * M);
+    let take = format!("echo $$ > {group}/cgroup.procs && exec head -c {} /dev/zero > {taken}", 168 * M);
     assert!(Command::new("sh").args(["-c", &take]).status().expect("run a shell").success());
     let within = cgroup_path(&group);
     let status = |n: usize| guests_of.qmp(n, "query-status", json!({}))["status"].as_str().map(str::to_owned);
