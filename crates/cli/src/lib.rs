@@ -1,4 +1,4 @@
-//! Input and output of commands: stdout, stderr, a service's log, exit codes, files that they write, and sizes as people type and read them.
+//! Input and output of commands: stdout, stderr, a service's log, exit codes, files that they write, versions, and sizes as people type and read them.
 #![forbid(unsafe_code)]
 
 pub mod exit;
@@ -7,6 +7,7 @@ pub mod output;
 mod output_file;
 mod printable;
 pub mod size;
+pub mod version;
 
 /// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -14,3 +15,4 @@ pub const OWN_PROGRAM: &str = "/proc/self/exe";
 pub use output_file::OutputFile;
 pub use printable::printable;
 pub use size::bytes;
+pub use version::version;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 /// Measure what VMs, containers and processes hold in memory, page by page, and what of it is held more than once.
 #[derive(Parser)]
-#[command(version, max_term_width = 110, propagate_version = true)]
+#[command(version = cli::version(), max_term_width = 110, propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,6 +32,8 @@ enum Command {
     Attach(cmd::attach::AttachArgs),
     /// End the membership of a process that was attached, and leave it as it was before
     Detach(cmd::attach::DetachArgs),
+    /// Make all pages private again, and leave attached processes
+    Stop(cmd::stop::Args),
     /// Rules by which running processes become members
     Enrol(cmd::enrol::Args),
     /// The service: decides who is a member, and folds
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Run(args) => cmd::run::run(&args),
         Command::Attach(args) => cmd::attach::attach(&args),
         Command::Detach(args) => cmd::attach::detach(&args),
+        Command::Stop(args) => cmd::stop::run(&args),
         Command::Enrol(args) => cmd::enrol::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Config(args) => cmd::config::run(&args),

@@ -112,6 +112,7 @@ impl utoipa::Modify for Bearer {
 
 fn described() -> (OpenApiRouter<App>, utoipa::openapi::OpenApi) {
     let router = OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(version))
         .routes(routes!(groups))
         .routes(routes!(group))
         .routes(routes!(set))
@@ -141,6 +142,26 @@ pub fn router(app: App) -> Router {
         })
         .layer(DefaultBodyLimit::max(MOST_BODY_BYTES))
         .with_state(app)
+}
+
+/// The version and build of the web side
+#[derive(Serialize, utoipa::ToSchema)]
+struct Version {
+    /// The version.
+    version: &'static str,
+    /// The commit that it was built from; `null` of a build for development.
+    commit: Option<&'static str>,
+    /// `release` or `development`.
+    build: &'static str,
+}
+
+/// The version and build of the web side
+#[utoipa::path(get, path = "/v1/version", operation_id = "version", responses(
+    (status = 200, body = Version),
+    (status = 401, body = Refusal, description = "No token, or none that is known"),
+))]
+async fn version() -> Json<Version> {
+    Json(Version { version: cli::version::VERSION, commit: cli::version::COMMIT, build: cli::version::BUILD })
 }
 
 /// The groups that the caller sees, what each saves and costs
