@@ -26,6 +26,11 @@ const MOST_FILE_BYTES: u64 = 4 << 20;
 /// User numbers that systemd sets aside for services with dynamic users.
 pub const WORKER_UIDS: Range<u32> = 61_184..65_520;
 
+/// Longest path of a socket, in bytes: unix(7).
+const LONGEST_SOCKET_PATH: usize = 107;
+/// Bytes of the longest name of a socket in the service's directory, with the slash before it.
+const LONGEST_SOCKET_NAME: usize = "/control.sock".len();
+
 /// Group of users who may connect to the web side's socket, unless another one is configured.
 const USUAL_GROUP: &str = "pagefold";
 
@@ -48,6 +53,8 @@ pub struct Config {
     pub api: Option<Api>,
     /// Memory between guests; `None`: it is left as it is.
     pub balance: Option<Balance>,
+    /// Parts `[[guest]]` that have no effect, since there is no `[balance]`.
+    pub vain_guarantees: usize,
     /// Rules that enrol running processes.
     pub enrol: Vec<Rule>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
@@ -111,7 +118,7 @@ struct Written {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 struct WrittenService {
-    dir: Option<PathBuf>,
+    dir: Option<Spanned<PathBuf>>,
     worker_uid_base: Option<Spanned<u32>>,
     prover: Option<bool>,
     one_trust_domain: Option<bool>,
@@ -236,9 +243,11 @@ impl Config {
             }
         }
         let WrittenService { dir, prover, one_trust_domain, reserve, .. } = written.service;
+        let dir = dir.map(|dir| for_sockets(dir, LONGEST_SOCKET_NAME)).transpose()?;
         let one_trust_domain = one_trust_domain == Some(true);
         let (without_prover, reserve) = (prover == Some(false), reserve.map(|reserve| reserve.0));
         let api = written.api.map(WrittenApi::check).transpose()?;
+        let vain_guarantees = if written.balance.is_none() { written.guest.len() } else { 0 };
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
         let takes = |via| match via {
             Via::Agent if without_prover => Err("attaching takes a prover, and [service] has prover = false"),
@@ -248,7 +257,19 @@ impl Config {
         let enrol = rules(written.enrol, &groups, takes, uid_of)?;
         let groups = Some(groups);
         let file = None;
-        Ok(Self { file, dir, without_prover, one_trust_domain, reserve, worker_uids, api, balance, enrol, groups })
+        Ok(Self {
+            file,
+            dir,
+            without_prover,
+            one_trust_domain,
+            reserve,
+            worker_uids,
+            api,
+            balance,
+            vain_guarantees,
+            enrol,
+            groups,
+        })
     }
 }
 
@@ -277,7 +298,7 @@ impl WrittenApi {
             Some(path) if !path.get_ref().is_absolute() => {
                 return Err(Wrong(path.span().start, "a path that begins with / is needed".into()));
             }
-            path => path.map(Spanned::into_inner),
+            path => path.map(|path| for_sockets(path, 0)).transpose()?,
         };
         let group = match self.group {
             // A host may do without the usual group: then only root may connect.
@@ -308,6 +329,17 @@ impl WrittenApi {
         let control = self.control == Some(true);
         Ok(Api { socket, group, listen: listen.transpose()?, tokens_file: self.tokens, tokens: Vec::new(), control })
     }
+}
+
+/// A path, unless it or sockets with names of so many bytes in it have longer ones than the kernel takes.
+fn for_sockets(path: Spanned<PathBuf>, name_bytes: usize) -> Result<PathBuf, Wrong> {
+    let bytes = path.get_ref().as_os_str().len() + name_bytes;
+    if bytes > LONGEST_SOCKET_PATH {
+        let why =
+            format!("paths of sockets have {LONGEST_SOCKET_PATH} bytes at most, and here {bytes}: use a shorter one");
+        return Err(Wrong(path.span().start, why));
+    }
+    Ok(path.into_inner())
 }
 
 /// An address; a port alone is one of this host's own.

@@ -1,5 +1,7 @@
 //! `pagefold config`: whether a configuration can be meant.
 
+mod doubts;
+
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
@@ -23,7 +25,7 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Read a configuration as the service would, with the file of tokens that it names; start nothing
+    /// Read a configuration as the service would, with the file of tokens that it names, and tell what is doubtful on this host; start nothing
     Check(CheckArgs),
 }
 
@@ -44,6 +46,8 @@ struct Checked {
     groups: Vec<String>,
     rules: usize,
     http: Option<Http>,
+    /// What is valid, and yet dangerous or without effect on this host as it is.
+    doubts: Vec<String>,
 }
 
 /// The web side of a configuration.
@@ -58,7 +62,9 @@ struct Http {
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let Action::Check(CheckArgs { file, json }) = &args.action;
     let config = Config::read(file).map_err(Stop::usage)?;
+    let doubts = doubts::of(&config);
     let checked = Checked {
+        doubts,
         file: file.display().to_string(),
         rules: config.enrol.len(),
         groups: config.groups.into_iter().flatten().map(|(name, _)| name).collect(),
@@ -77,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn words(checked: &Checked) -> String {
-    let Checked { file, groups, rules, http } = checked;
+    let Checked { file, groups, rules, http, doubts } = checked;
     let count = |n: usize, thing: &str| format!("{n} {thing}{}", if n == 1 { "" } else { "s" });
     let http = http.as_ref().map_or("no HTTP".to_owned(), |http| {
         let listen = http.listen.as_ref().map_or(String::new(), |address| format!(" and {address}"));
@@ -85,5 +91,7 @@ fn words(checked: &Checked) -> String {
         format!("HTTP at a Unix socket{listen}, {}{control}", count(http.tokens.len(), "token"))
     });
     let rules = if *rules > 0 { format!("{} for running processes; ", count(*rules, "rule")) } else { String::new() };
-    format!("{file}: fine; {}; {rules}{http}", count(groups.len(), "group"))
+    let doubts: String = doubts.iter().map(|doubt| format!("\n  doubtful: {doubt}")).collect();
+    let fine = if doubts.is_empty() { "fine" } else { "valid" };
+    format!("{file}: {fine}; {}; {rules}{http}{doubts}", count(groups.len(), "group"))
 }
