@@ -109,6 +109,11 @@ pub enum Ask {
         /// The settings to change.
         change: Change,
     },
+    /// Have a group run as it is configured, whatever was changed on the fly.
+    Reset {
+        /// The group.
+        group: String,
+    },
     /// Have a group fingerprint so many pages a second for a while, whatever its settings have. It is not written down: it ends with
     /// the supervisor, and by itself.
     Pace {

@@ -88,10 +88,16 @@ pub struct IndexSize(pub u32);
 /// Memory of the index for one page, in bytes.
 const INDEX_BYTES_A_PAGE: u64 = 16;
 
-/// So many parts of `each` bytes as a size in text holds, at least one.
+/// Least size of a pool or an index, in bytes: a smaller one is a number without its unit.
+const LEAST_BYTES: u64 = 64 << 10;
+
+/// So many parts of `each` bytes as a size in text holds.
 fn parts(text: &str, each: u64) -> Result<u32, String> {
     let bytes = cli::size::parse_bytes(text)?;
-    Ok(u32::try_from(bytes.checked_div(each).unwrap_or(bytes)).unwrap_or(u32::MAX).max(1))
+    if bytes < LEAST_BYTES {
+        return Err(format!("{text} are {bytes} bytes, and 64K is the least: write a unit, such as 64M"));
+    }
+    Ok(u32::try_from(bytes.checked_div(each).unwrap_or(bytes)).unwrap_or(u32::MAX))
 }
 
 impl FromStr for PoolSize {
@@ -233,6 +239,36 @@ impl Change {
         }
     }
 
+    /// The change that leads to these settings, whatever they were before.
+    pub fn to(settings: &Settings) -> Self {
+        Self {
+            scan_rate: Some(settings.scan_rate.map_or(ScanRate::Auto, ScanRate::Pages)),
+            zero_pages: Some(settings.zero_pages),
+            huge_pages: Some(settings.split_huge_at_percent.map_or(HugePages::Never, HugePages::Percent)),
+            fold: Some(settings.fold),
+            intra_member_only: Some(settings.intra_member_only),
+            pool: Some(PoolSize(settings.pool_slots)),
+            index_memory: Some(IndexSize(settings.index_pages)),
+        }
+    }
+
+    /// The parts of this change that make a difference to these settings.
+    pub fn beyond(&self, settings: &Settings) -> Self {
+        fn part<T: PartialEq>(own: Option<T>, there: &Option<T>) -> Option<T> {
+            if own == *there { None } else { own }
+        }
+        let there = Self::to(settings);
+        Self {
+            scan_rate: part(self.scan_rate, &there.scan_rate),
+            zero_pages: part(self.zero_pages, &there.zero_pages),
+            huge_pages: part(self.huge_pages, &there.huge_pages),
+            fold: part(self.fold, &there.fold),
+            intra_member_only: part(self.intra_member_only, &there.intra_member_only),
+            pool: part(self.pool, &there.pool),
+            index_memory: part(self.index_memory, &there.index_memory),
+        }
+    }
+
     /// This change followed by another one.
     pub fn then(&self, later: &Self) -> Self {
         Self {
@@ -312,9 +348,20 @@ mod tests {
         let settings = Settings { split_huge_at_percent: None, ..Settings::default() };
         let printed = serde_json::to_value(Printed::from(&settings)).unwrap();
         assert_eq!((&printed["scan_rate"], &printed["huge_pages"]), (&"auto".into(), &"never".into()));
-        assert_eq!(("8M".parse(), "1".parse()), (Ok(PoolSize(2048)), Ok(PoolSize(1))));
+        assert_eq!(("8M".parse(), "64K".parse()), (Ok(PoolSize(2048)), Ok(PoolSize(16))));
+        assert!("64".parse::<PoolSize>().is_err_and(|why| why.contains("64M")) && "8K".parse::<IndexSize>().is_err());
         assert_eq!("16M".parse(), Ok(IndexSize(1 << 20)));
         assert!("lots".parse::<PoolSize>().is_err());
+    }
+
+    #[test]
+    fn change_back_to_settings_is_none_beyond_them() {
+        let settings = Settings { scan_rate: Some(7), split_huge_at_percent: None, ..Settings::default() };
+        let back = Change::to(&settings);
+        assert_eq!(back.apply(Settings::default()), settings);
+        assert!(back.beyond(&settings).is_empty());
+        let off = Change { fold: Some(Fold::Off), ..back };
+        assert_eq!(off.beyond(&settings), Change { fold: Some(Fold::Off), ..Change::default() });
     }
 
     #[test]

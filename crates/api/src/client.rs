@@ -393,7 +393,19 @@ impl Service {
     /// # Errors
     /// The service refuses.
     pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<Settings> {
-        self.asked(&Ask::Set { group: group.to_owned(), change }, |mut answers| match answers.next()? {
+        self.settings_after(&Ask::Set { group: group.to_owned(), change })
+    }
+
+    /// Has a group run as it is configured. Returns its settings.
+    ///
+    /// # Errors
+    /// The service refuses, or hangs up.
+    pub fn reset(&self, group: &str) -> anyhow::Result<Settings> {
+        self.settings_after(&Ask::Reset { group: group.to_owned() })
+    }
+
+    fn settings_after(&self, question: &Ask) -> anyhow::Result<Settings> {
+        self.asked(question, |mut answers| match answers.next()? {
             Answer::Set(settings) => Ok(*settings),
             other => unexpected(&other),
         })

@@ -208,8 +208,8 @@ impl Registry {
         match question {
             _ if self.web_uid != Some(uid) => None,
             Ask::Groups | Ask::Members | Ask::Troubles | Ask::Show { .. } => None,
-            Ask::Set { .. } if control => None,
-            Ask::Set { .. } => {
+            Ask::Set { .. } | Ask::Reset { .. } if control => None,
+            Ask::Set { .. } | Ask::Reset { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
             }
             Ask::Join { .. } | Ask::Attach { .. } | Ask::MayLeave { .. } | Ask::Leave { .. } | Ask::Children { .. } => {

@@ -202,10 +202,11 @@ impl Request<'_> {
             Ask::Troubles => self.list_troubles(),
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
             Ask::Why { group, pid, pages } => self.ask_why(&group, pid, pages),
-            Ask::Set { group, change } if self.makes_private(&group, &change) => {
-                self.ask_worker(&group, Wants::Unfold(change))
-            }
-            Ask::Set { group, change } => self.set(&group, &change),
+            Ask::Set { group, change } => self.change(&group, change),
+            Ask::Reset { group } => match self.registry.groups.get(&group).map(|known| known.config.settings) {
+                Some(configured) => self.change(&group, Change::to(&configured)),
+                None => self.allow(&group, false),
+            },
             Ask::Pace { group, pages_per_s, for_s } => self.pace(&group, pages_per_s, for_s),
         };
         if let Err(why) = answered {
@@ -566,6 +567,13 @@ impl Request<'_> {
                 }
             }
         }
+    }
+
+    fn change(&mut self, group: &str, change: Change) -> Result<(), String> {
+        if self.makes_private(group, &change) {
+            return self.ask_worker(group, Wants::Unfold(change));
+        }
+        self.set(group, &change)
     }
 
     fn makes_private(&self, group: &str, change: &Change) -> bool {

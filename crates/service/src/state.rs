@@ -138,9 +138,14 @@ impl State {
         self.changes.get(group).filter(|kept| kept.from == configured).map(|kept| kept.change)
     }
 
-    /// Keeps a change on the fly.
+    /// Keeps a change on the fly, if it makes a difference to the configured settings.
     pub fn set_change(&mut self, group: &str, change: Change, from: Settings) {
-        self.changes.insert(group.to_owned(), OnTheFly { change, from });
+        let change = change.beyond(&from);
+        if change.is_empty() {
+            self.changes.remove(group);
+        } else {
+            self.changes.insert(group.to_owned(), OnTheFly { change, from });
+        }
         self.changed = true;
     }
 

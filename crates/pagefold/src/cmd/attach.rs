@@ -349,12 +349,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
         let Some((service, member)) = found.filter(|(_, member)| member.may_be_detached()) else {
             return Err(Stop::Usage(format!("process {pid} was not attached: see pagefold attach")).into());
         };
-        let process = ProcessId { pid: *pid, start_ticks: member.identity.started };
-        let may_leave = service.may_leave(process, true);
-        match may_leave.and_then(|()| match (member.via, member.attached_by) {
-            (Via::Agent, Some(helper)) => detach_one(service, process, helper, Duration::from_secs(args.wait)),
-            _ => undo_ksm(service, process, &member.group),
-        }) {
+        match leave(service, member, Duration::from_secs(args.wait)) {
             Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone() }),
             Err(e) => {
                 say!("pagefold: {e:#}");
@@ -370,6 +365,19 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// Ends the membership of a process that was attached.
+///
+/// # Errors
+/// The service refuses, or the process is not left in time.
+pub fn leave(service: &Service, member: &MemberLine, patience: Duration) -> anyhow::Result<()> {
+    let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
+    service.may_leave(process, true)?;
+    match (member.via, member.attached_by) {
+        (Via::Agent, Some(helper)) => detach_one(service, process, helper, patience),
+        _ => undo_ksm(service, process, &member.group),
+    }
 }
 
 /// Has ksmd merge a process no longer.

@@ -8,7 +8,7 @@ use crate::cmd::which::Which;
 use anyhow::bail;
 use api::change::{Change, HugePages, IndexSize, PoolSize, Printed, ScanRate, parse_fold, parse_zero_pages};
 use api::client::Service;
-use api::control::{Fold, ZeroPolicy};
+use api::control::{Fold, Settings, ZeroPolicy};
 use api::name;
 use clap::{ArgAction, Subcommand};
 use cli::exit::{Outcome, Stop};
@@ -25,7 +25,8 @@ Examples:
   pagefold group set acme --fold off             leave what is folded, fold nothing more
   pagefold group set acme --fold unfold          make all pages private again, if there is memory for it
   pagefold group set acme --pool 2G              a smaller one unfolds nothing, it takes no new pages
-  pagefold group set acme --scan-rate 50000 --huge-pages never")]
+  pagefold group set acme --scan-rate 50000 --huge-pages never
+  pagefold group reset acme                      as the configuration has it again")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -44,6 +45,12 @@ enum Action {
     Show(show::ShowArgs),
     /// Run a group differently from now on
     Set(SetArgs),
+    /// Run a group as it is configured again
+    Reset {
+        /// The group
+        #[arg(value_parser = name::parse_group)]
+        group: String,
+    },
 }
 
 #[derive(clap::Args)]
@@ -87,6 +94,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         Action::List => list::run(args),
         Action::Show(show) => show::run(args, show),
         Action::Set(set) => change(args, set),
+        Action::Reset { group } => print_settings(args, &find(args, group)?.reset(group)?),
     }
 }
 
@@ -124,9 +132,12 @@ fn change(args: &Args, set: &SetArgs) -> anyhow::Result<Outcome> {
     if change.is_empty() {
         return Err(Stop::Usage("nothing to set: see pagefold group set --help".into()).into());
     }
-    let settings = find(args, &set.group)?.set(&set.group, change)?;
+    print_settings(args, &find(args, &set.group)?.set(&set.group, change)?)
+}
+
+fn print_settings(args: &Args, settings: &Settings) -> anyhow::Result<Outcome> {
     if args.json {
-        output::line(serde_json::to_string_pretty(&Printed::from(&settings))?)?;
+        output::line(serde_json::to_string_pretty(&Printed::from(settings))?)?;
     }
     Ok(Outcome::Done)
 }

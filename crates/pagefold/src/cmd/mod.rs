@@ -16,5 +16,6 @@ pub mod guests;
 pub mod lab;
 pub mod run;
 pub mod serve;
+pub mod stop;
 mod which;
 pub mod worker;

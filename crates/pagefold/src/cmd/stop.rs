@@ -1,0 +1,183 @@
+//! `pagefold stop`: all pages private again, and attached processes left as they were before.
+
+use crate::cmd::attach;
+use crate::cmd::which::Which;
+use anyhow::bail;
+use api::ask::{GroupState, MemberLine};
+use api::change::Change;
+use api::client::Service;
+use api::control::Fold;
+use cli::exit::{Outcome, Stop};
+use cli::{output, say};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at what is still folded.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Arguments of `pagefold stop`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Nothing more is folded, and all that is folded becomes private again. That takes memory: nothing is begun
+where it does not fit. Attached processes are detached. Programs that were started with pagefold run stay
+members until they end, with nothing folded. pagefold group reset has a group fold again.
+
+Examples:
+  pagefold stop --group acme
+  pagefold stop --everything")]
+pub struct Args {
+    /// This group
+    #[arg(long, value_name = "NAME", required_unless_present = "everything", conflicts_with = "everything")]
+    group: Option<String>,
+    /// All groups that you may deal with
+    #[arg(long)]
+    everything: bool,
+    /// Longest time to wait until all pages are private, and for each process that is detached
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait: u64,
+    #[command(flatten)]
+    service: Which,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A group that was stopped.
+#[derive(Serialize)]
+struct Stopped {
+    group: String,
+    /// Bytes that were folded.
+    folded_bytes: u64,
+    /// Bytes that still are.
+    left_bytes: u64,
+    /// Processes that were detached.
+    detached: Vec<u32>,
+    /// Processes that were started as members.
+    members: Vec<u32>,
+}
+
+/// A group that is being stopped.
+struct Group<'a> {
+    service: &'a Service,
+    name: String,
+    folded_bytes: u64,
+}
+
+impl Group<'_> {
+    fn left_bytes(&self) -> anyhow::Result<u64> {
+        Ok(folded_bytes(&self.service.show(&self.name)?))
+    }
+}
+
+/// Bytes of a group that have no frame of their own.
+fn folded_bytes(state: &GroupState) -> u64 {
+    page::pages_to_bytes(state.report.sharing_pages.saturating_add(state.report.zero_pages))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let services = Service::find(&args.service.meant())?;
+    let groups = meant(args, &services)?;
+    let needed = groups.iter().map(|group| group.folded_bytes).fold(0, u64::saturating_add);
+    let available = host::available_bytes().unwrap_or(0);
+    let [needed_words, available_words] = [needed, available].map(cli::bytes);
+    if needed > available {
+        bail!(
+            "{needed_words} are folded, and {available_words} are available: nothing is made private. End guests, or stop one group \
+             at a time (--group)"
+        );
+    }
+    if needed > 0 {
+        say!("pagefold: {needed_words} become private; {available_words} are available");
+    }
+    let unfold = Change { fold: Some(Fold::Unfold), ..Change::default() };
+    let mut outcome = Outcome::Done;
+    for group in &groups {
+        if let Err(e) = group.service.set(&group.name, unfold) {
+            say!("pagefold: group {}: {e:#}", group.name);
+            outcome = Outcome::Partial;
+        }
+    }
+    let left = wait(&groups, needed, Duration::from_secs(args.wait))?;
+    let mut all = Vec::new();
+    for (group, left_bytes) in groups.iter().zip(left) {
+        let of_group = |member: &MemberLine| member.group == group.name;
+        let members: Vec<MemberLine> = group.service.members()?.into_iter().filter(of_group).collect();
+        let (attached, started): (Vec<_>, Vec<_>) = members.into_iter().partition(MemberLine::may_be_detached);
+        let mut detached = Vec::new();
+        for member in attached {
+            match attach::leave(group.service, &member, Duration::from_secs(args.wait)) {
+                Ok(()) => detached.push(member.identity.pid),
+                Err(e) => {
+                    say!("pagefold: {e:#}");
+                    outcome = Outcome::Partial;
+                }
+            }
+        }
+        if left_bytes > 0 {
+            outcome = Outcome::Partial;
+        }
+        let members = started.iter().map(|member| member.identity.pid).collect();
+        all.push(Stopped {
+            group: group.name.clone(),
+            folded_bytes: group.folded_bytes,
+            left_bytes,
+            detached,
+            members,
+        });
+    }
+    if args.json {
+        output::line(serde_json::to_string_pretty(&all)?)?;
+    } else {
+        all.iter().try_for_each(|stopped| output::line(in_words(stopped)))?;
+    }
+    Ok(outcome)
+}
+
+fn meant<'a>(args: &Args, services: &'a [Service]) -> anyhow::Result<Vec<Group<'a>>> {
+    let mut groups = Vec::new();
+    for service in services {
+        for line in service.groups()? {
+            if args.group.as_ref().is_none_or(|group| *group == line.name) {
+                let folded_bytes = folded_bytes(&service.show(&line.name)?);
+                groups.push(Group { service, name: line.name, folded_bytes });
+            }
+        }
+    }
+    match &args.group {
+        Some(group) if groups.is_empty() => {
+            Err(Stop::Usage(format!("there is no group {group} that you may deal with: see pagefold group list"))
+                .into())
+        }
+        _ => Ok(groups),
+    }
+}
+
+/// Waits until nothing is folded. Returns the bytes of each group that still are.
+fn wait(groups: &[Group<'_>], all: u64, patience: Duration) -> anyhow::Result<Vec<u64>> {
+    let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr_with_hz(4));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes} private, {eta} left")?);
+    let until = Instant::now() + patience;
+    loop {
+        let left = groups.iter().map(Group::left_bytes).collect::<anyhow::Result<Vec<u64>>>()?;
+        let sum = left.iter().copied().fold(0, u64::saturating_add);
+        bar.set_position(all.saturating_sub(sum));
+        if sum == 0 || Instant::now() > until {
+            bar.finish_and_clear();
+            return Ok(left);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn in_words(stopped: &Stopped) -> String {
+    let Stopped { group, folded_bytes, left_bytes, detached, members } = stopped;
+    let private = cli::bytes(folded_bytes.saturating_sub(*left_bytes));
+    let left = if *left_bytes > 0 { format!(", {} are still folded", cli::bytes(*left_bytes)) } else { String::new() };
+    let stay = match members.len() {
+        0 => String::new(),
+        n => format!("; {n} that pagefold run has started stay members until they end, with nothing folded"),
+    };
+    format!("group {group}: {private} private again{left}; {} detached{stay}", detached.len())
+}
