@@ -19,6 +19,7 @@ mod journal;
 mod ksm_knobs;
 mod member_memory;
 mod object_file;
+mod own_machine;
 mod pool_memory;
 mod prover;
 pub mod seccomp;
@@ -48,6 +49,7 @@ pub use member_memory::{
     make_present, make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
 };
 pub use object_file::{is_sealed_object, seal_object};
+pub use own_machine::{SEED_BYTES, make_raw, put_file_over, reseed_kernel_random};
 pub use pool_memory::{
     DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, check,
 };

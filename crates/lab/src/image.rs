@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 const INIT: &str = include_str!("../recipes/init.sh");
 const INITTAB: &str = include_str!("../recipes/inittab");
 const AGENT: &str = include_str!("../recipes/agent.sh");
+const IDENTITY_UNIT: &str = include_str!("../recipes/pagefold-identity.service");
 const AGENT_UNIT: &str = include_str!("../recipes/pagefold-agent.service");
 const CONTAINER_INIT: &str = include_str!("../recipes/container-init.sh");
 const CONTAINER_SERVERS: &str = include_str!("../recipes/container-servers.sh");
@@ -30,6 +31,9 @@ const MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console", "virtio_mem", "virtio_net", "virtio-rng"];
 const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
+/// File name of the helper that makes a clone another than its siblings. Guests of `tiny` and `debian` have it in their
+/// initramfs, and start it where the kernel's command line has `pagefold.identity=DEVICE`.
+const HELPER: &str = "pagefold-identity";
 /// Service that is masked in the `debian` image: it searches for LVM volumes for many seconds at every boot.
 const DEBIAN_MASKED: &str = "e2scrub_reap.service";
 const CONTAINER_PACKAGES: &str = "cron,nginx-light";
@@ -74,18 +78,20 @@ pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
             busybox_path.display()
         )));
     }
-    let recipe = [INIT, INITTAB, AGENT, &kernel.release, &MODULES.join(" ")];
+    let recipe = [INIT, INITTAB, AGENT, IDENTITY_UNIT, &kernel.release, &MODULES.join(" ")];
     let key = recipe.iter().fold(Key::default(), |key, part| key.with(part.as_bytes()));
+    let helper = program::beside(HELPER).and_then(|path| fs::read(path).ok());
     let key = key.with(&busybox).with(&kernel.image).with(kernel.modules_dep()?.as_bytes());
+    let key = key.with(helper.as_deref().unwrap_or_default());
     let dir = workshop.image("tiny", &key, |dir| {
-        let archive = initramfs(&kernel, &busybox)?;
+        let archive = initramfs(&kernel, &busybox, helper.as_deref())?;
         write(&dir.join("initramfs"), &archive)?;
         write(&dir.join("vmlinuz"), &kernel.image)
     })?;
     Ok(Boot { kernel: dir.join("vmlinuz"), initramfs: dir.join("initramfs"), disk: None })
 }
 
-fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
+fn initramfs(kernel: &Kernel, busybox: &[u8], helper: Option<&[u8]>) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
         archive.dir(dir);
@@ -96,6 +102,10 @@ fn initramfs(kernel: &Kernel, busybox: &[u8]) -> Result<Vec<u8>> {
     archive.file("etc/inittab", 0o644, INITTAB.as_bytes());
     archive.file("bin/pagefold-agent", 0o755, AGENT.as_bytes());
     archive.file("bin/busybox", 0o755, busybox);
+    archive.file("etc/pagefold-identity.service", 0o644, IDENTITY_UNIT.as_bytes());
+    if let Some(helper) = helper {
+        archive.file("bin/pagefold-identity", 0o755, helper);
+    }
     let applets = program::output(program::command("busybox")?.arg("--list"))?;
     for applet in String::from_utf8_lossy(&applets).lines().filter(|applet| *applet != "busybox") {
         archive.link(&format!("bin/{applet}"), "busybox");

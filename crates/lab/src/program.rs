@@ -44,6 +44,17 @@ pub(crate) fn find(name: &str) -> Result<PathBuf> {
     })
 }
 
+/// A file of Pagefold's own. It lies in `../lib/pagefold` from this program, as in a package, or where a source tree builds what
+/// runs inside guests.
+pub(crate) fn beside(name: &str) -> Option<PathBuf> {
+    let own = env::current_exe().ok()?;
+    let dir = own.parent()?;
+    // Tests lie one directory deeper.
+    let built = |up: &str| dir.join(up).join("x86_64-unknown-linux-musl/guest").join(name);
+    let places = [dir.join("../lib/pagefold").join(name), built(".."), built("../..")];
+    places.into_iter().find(|path| path.is_file())
+}
+
 /// A command of an installed program, with an empty standard input.
 pub(crate) fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(find(name)?);

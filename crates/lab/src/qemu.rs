@@ -66,11 +66,13 @@ pub(crate) struct Machine<'a> {
     pub(crate) state: Option<&'a Path>,
 }
 
-/// A disk in QEMU's own format, over an image's.
+/// A disk; over an image's and in QEMU's own format, if nothing else is said.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Disk<'a> {
     /// The guest's writes are kept in it.
     Kept(&'a Path),
+    /// The guest's own, in the format `raw`, whose writes are kept in it.
+    Own(&'a Path),
     /// All guests read it. QEMU keeps each guest's writes in an unnamed file of its own.
     Read(&'a Path),
 }
@@ -98,6 +100,7 @@ pub(crate) fn command(machine: &Machine) -> Result<Command> {
     qemu.args(["-chardev", &socket("qmp", &sockets.qmp), "-mon", "chardev=qmp,mode=control"]);
     let image = machine.boot.disk.as_deref().map(|image| (image, "format=raw,snapshot=on"));
     let disk = match machine.disk {
+        Some(Disk::Own(disk)) => Some((disk, "format=raw")),
         Some(Disk::Kept(disk)) => Some((disk, "format=qcow2")),
         Some(Disk::Read(disk)) => Some((disk, "format=qcow2,snapshot=on")),
         None => image,

@@ -46,6 +46,18 @@ enum Command {
     Audit(cmd::audit::Args),
     /// Memory between guests: what each has, should have, and gets
     Balance(cmd::balance::Args),
+    /// Guests as files, from which clones are started
+    Template(cmd::template::Args),
+    /// Start guests from a template, each another than its siblings
+    Clone(cmd::clone::CloneArgs),
+    /// Clones that live
+    Clones(cmd::clone::ClonesArgs),
+    /// Put a clone back to where its template stood
+    Rollback(cmd::clone::RollbackArgs),
+    /// Write a clone to a file
+    Save(cmd::clone::SaveArgs),
+    /// Go on with a clone that was saved
+    Restore(cmd::clone::RestoreArgs),
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
@@ -93,6 +105,12 @@ fn main() -> ExitCode {
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
+        Command::Template(args) => cmd::template::run(&args),
+        Command::Clone(args) => cmd::clone::clone(&args),
+        Command::Clones(args) => cmd::clone::clones(&args),
+        Command::Rollback(args) => cmd::clone::roll_back(&args),
+        Command::Save(args) => cmd::clone::save(&args),
+        Command::Restore(args) => cmd::clone::restore(&args),
         Command::Lab(args) => cmd::lab::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Study(args) => study::run(&args),

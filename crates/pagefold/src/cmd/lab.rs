@@ -5,6 +5,8 @@ mod list;
 mod room;
 mod up;
 
+pub use up::{ImageName, Show};
+
 use clap::Subcommand;
 use cli::exit::Outcome;
 use cli::{output, say};

@@ -54,8 +54,9 @@ pub struct Args {
     timeout: u64,
 }
 
+/// Name of an image, as `--image` takes it.
 #[derive(Clone, Copy, ValueEnum)]
-enum ImageName {
+pub enum ImageName {
     /// A VM with a kernel and busybox; up in seconds
     Tiny,
     /// A VM with Debian, systemd, MariaDB and Apache; takes a minute to build, once

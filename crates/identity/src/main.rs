@@ -1,0 +1,55 @@
+//! `pagefold-identity DEVICE`: the helper inside a guest. It waits for requests on a serial line or a virtio port; see the
+//! library for what is said.
+#![forbid(unsafe_code)]
+
+use identity::repair::Machine;
+use identity::{LINE_BYTES, Request};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Bytes of one read. A serial line gives few at a time.
+const CHUNK: usize = 256;
+
+fn main() -> ExitCode {
+    let Some(device) = std::env::args_os().nth(1) else {
+        eprintln!("usage: pagefold-identity DEVICE");
+        return ExitCode::from(2);
+    };
+    match serve(Path::new(&device)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("pagefold-identity: {}: {e}", Path::new(&device).display());
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Answers requests until the device ends.
+fn serve(device: &Path) -> io::Result<()> {
+    let mut port = File::options().read(true).write(true).open(device)?;
+    // A virtio port is no terminal.
+    let _ = act::make_raw(&port);
+    let mut line = Vec::with_capacity(LINE_BYTES);
+    let mut chunk = [0; CHUNK];
+    loop {
+        let count = port.read(&mut chunk)?;
+        if count == 0 {
+            return Ok(());
+        }
+        for byte in &chunk[..count] {
+            if *byte != b'\n' {
+                // The rest of a line that is too long is no request, either.
+                line.truncate(LINE_BYTES);
+                line.push(*byte);
+                continue;
+            }
+            let asked = std::str::from_utf8(&line).ok().and_then(|text| Request::parse(text.trim()));
+            line.clear();
+            if let Some(request) = asked {
+                port.write_all(Machine::own().repair(&request).line().as_bytes())?;
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The command line of an image's VM, for a room that starts it in its own way.
+
+use crate::accel::Trial;
+use crate::cache::Cache;
+use crate::error::{Error, Result};
+use crate::image::{self, Boot, Workshop};
+use crate::lab::Progress;
+use crate::life::Mark;
+use crate::qemu::{self, Accelerator, Disk, Machine};
+use crate::spec::Spec;
+use crate::state::Image;
+use std::path::{Path, PathBuf};
+
+/// Place of the machine's directory in [`Recipe::words`].
+pub const DIR: &str = "{dir}";
+/// Place of the machine's name.
+pub const NAME: &str = "{name}";
+/// Place of the disk, a file in the format `raw` that the machine may write.
+pub const DISK: &str = "{disk}";
+
+/// Size of QEMU's cache of translated code, in MiB, as the lab has it, and for `tiny`: each clone has a cache of its own. With 4 MiB,
+/// an answer takes ten times as long; with 8 it takes no longer than with 32.
+const CACHE: &str = "tb-size=32";
+const TINY_CACHE: &str = "tb-size=8";
+
+/// Everything that is needed to boot an image's VM.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// QEMU, and its arguments with [`DIR`], [`NAME`] and [`DISK`] in them. Sockets are `qmp`, `console` and `agent` in the
+    /// directory.
+    pub words: Vec<String>,
+    /// Content of the disk at the beginning, which other VMs have, too.
+    pub disk: Option<PathBuf>,
+    /// RAM.
+    pub memory_bytes: u64,
+    /// Accelerator.
+    pub accelerator: Accelerator,
+}
+
+impl Recipe {
+    /// The recipe of an image's VM. `append` and `qemu_args` of the request are added to it. Builds the image if it is missing,
+    /// and may boot a kernel in `dir` to try an accelerator.
+    ///
+    /// # Errors
+    /// It is the image of no VM, or the host lacks something.
+    pub fn prepare(spec: &Spec, cache: &Cache, dir: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Self> {
+        if !spec.image.is_vm() {
+            return Err(Error::usage("only VMs have a command line of QEMU's: take the image tiny or debian".into()));
+        }
+        spec.check()?;
+        let building = |_: &str| progress(Progress::Building(spec.image));
+        let mark = Mark::of_guest("recipe", &std::process::id().to_string());
+        let workshop = Workshop { cache, mark: &mark, building: &building };
+        let kernel = spec.kernel.as_deref();
+        let is_debian = spec.image == Image::Debian;
+        let boot = if is_debian { image::debian(&workshop, kernel) } else { image::tiny(&workshop, kernel) }?;
+        let accelerator = match Trial::make(cache, &boot, dir, &mark)? {
+            Trial::Boots => Accelerator::Kvm,
+            Trial::Fails(why) => {
+                progress(Progress::Emulated(&why));
+                Accelerator::Tcg
+            }
+        };
+        let disk = boot.disk.clone();
+        let words = words(spec, &Boot { disk: None, ..boot }, accelerator, disk.is_some())?;
+        Ok(Self { words, disk, memory_bytes: spec.memory_bytes(), accelerator })
+    }
+}
+
+fn words(spec: &Spec, boot: &Boot, accelerator: Accelerator, has_disk: bool) -> Result<Vec<String>> {
+    let root = if has_disk { " pagefold.root=/dev/vda" } else { "" };
+    let command = qemu::command(&Machine {
+        name: NAME,
+        dir: Path::new(DIR),
+        boot,
+        accelerator,
+        memory_bytes: spec.memory_bytes(),
+        append: format!("{}{root}", spec.append).trim(),
+        qemu_args: &spec.qemu_args,
+        disk: has_disk.then_some(Disk::Own(Path::new(DISK))),
+        state: None,
+    })?;
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let smaller = |word: String| if spec.image == Image::Tiny { word.replace(CACHE, TINY_CACHE) } else { word };
+    Ok(words.map(|word| smaller(word.to_string_lossy().into_owned())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_has_places_for_what_is_chosen_later() {
+        let spec = Spec { append: "pagefold.identity=/dev/ttyS2".into(), ..Spec::new(Image::Debian) };
+        let boot = Boot { kernel: "k".into(), initramfs: "i".into(), disk: None };
+        let line = words(&spec, &boot, Accelerator::Tcg, true).expect("a command").join(" ");
+        for part in [
+            "guest={name}",
+            "path={dir}/qmp",
+            "format=raw,file={disk}",
+            "pagefold.identity=/dev/ttyS2 pagefold.root=/dev/vda",
+        ] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+    }
+}

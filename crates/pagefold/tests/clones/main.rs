@@ -1,0 +1,11 @@
+//! Templates and clones, with real guests: what each clone is, what is refused, and what is left by killed commands.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod failures;
+mod identity;
+mod rig;
+mod rollback;
+mod saved;
+mod soak;

@@ -1,0 +1,138 @@
+//! Templates and clones of a test's own, and commands inside clones.
+
+use crate::common::json_of;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// Longest time that a command inside may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Directories for templates and clones. Dropping it ends the clones.
+pub struct Rig {
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("cl").tempdir_in("/tmp").expect("a temporary directory") }
+    }
+
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        command.args(words);
+        command.env("PAGEFOLD_TEMPLATES", self.templates()).env("PAGEFOLD_CLONES", self.clones());
+        command
+    }
+
+    pub fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("run pagefold")
+    }
+
+    pub fn json(&self, words: &[&str]) -> Value {
+        json_of(&self.run(&[words, &["--json"]].concat()))
+    }
+
+    /// Errors of a command that fails; its exit code is checked.
+    pub fn fails(&self, words: &[&str], code: i32) -> String {
+        let output = self.run(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        said
+    }
+
+    /// Makes a template of the image `tiny` for a group; false, with the reason printed, if the host lacks something.
+    pub fn template(&self, name: &str, group: &str, more: &[&str]) -> bool {
+        let words = ["template", "create", name, "--image", "tiny", "--memory", "128M", "--group", group];
+        let output = self.run(&[&words, more].concat());
+        if output.status.code() == Some(3) {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
+            return false;
+        }
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        true
+    }
+
+    /// Makes clones in the group `acme`.
+    pub fn clone(&self, template: &str, more: &[&str]) -> Vec<Value> {
+        let made = self.json(&[&["clone", template, "--group", "acme"], more].concat());
+        made["clones"].as_array().expect("a list").clone()
+    }
+
+    /// Names of all clones that live.
+    pub fn living(&self) -> Vec<String> {
+        let listed = self.json(&["clones"]);
+        listed["clones"].as_array().expect("a list").iter().map(|clone| text(clone, "name")).collect()
+    }
+
+    /// A text that is in the command line of each machine of this rig.
+    pub fn dir_text(&self) -> String {
+        format!("path={}", self.dir.path().display())
+    }
+
+    pub fn templates(&self) -> PathBuf {
+        self.dir.path().join("t")
+    }
+
+    pub fn clones(&self) -> PathBuf {
+        self.dir.path().join("c")
+    }
+
+    /// Output of a shell command inside a clone: the lab's agent runs it.
+    pub fn inside(&self, clone: &str, command: &str) -> String {
+        inside(&self.clones().join(clone).join("agent"), command)
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.run(&["clones", "end", "--all"]);
+    }
+}
+
+/// See `crates/lab/recipes/agent.sh`.
+fn inside(socket: &Path, command: &str) -> String {
+    let mut stream = UnixStream::connect(socket).expect("connect to the agent");
+    stream.set_read_timeout(Some(Duration::from_secs(1))).expect("set a time");
+    let id = format!("{:016x}", u64::from(std::process::id()) << 32 | u64::from(command.len() as u32));
+    let mut line = format!("\n{id} {} ", PATIENCE.as_secs());
+    for byte in command.bytes() {
+        write!(line, "\\0{byte:03o}").expect("write to a string");
+    }
+    stream.write_all(format!("{line}\n").as_bytes()).expect("ask the agent");
+    let (mut heard, begin) = (String::new(), Instant::now());
+    while begin.elapsed() < PATIENCE {
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk) {
+            Ok(0) => panic!("the guest has ended: {heard}"),
+            Ok(count) => heard.push_str(&String::from_utf8_lossy(&chunk[..count])),
+            Err(_) => continue,
+        }
+        let Some((_, answer)) = heard.split_once(&format!("\n@{id} ")) else { continue };
+        let Some((header, output)) = answer.split_once('\n') else { continue };
+        let words: Vec<usize> = header.split(' ').skip(1).map_while(|word| word.parse().ok()).collect();
+        if output.len() >= words.iter().sum() {
+            assert!(header.starts_with("0 "), "{command}: {header}: {output}");
+            return output[..words[0]].trim().to_owned();
+        }
+    }
+    panic!("no answer to {command}: {heard}");
+}
+
+pub fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().unwrap_or_else(|| panic!("no {field} in {value}")).to_owned()
+}
+
+/// Pids of all processes whose command line has this text.
+pub fn processes_with(text: &str) -> Vec<u32> {
+    let pids = fs::read_dir("/proc").expect("list /proc").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let has =
+        |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|l| String::from_utf8_lossy(&l).contains(text));
+    pids.filter(has).collect()
+}

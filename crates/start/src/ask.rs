@@ -1,0 +1,163 @@
+//! The conversation with the helper inside a guest.
+
+use crate::identities::{Identity, now};
+use crate::machine::IDENTITY;
+use anyhow::{Context, bail};
+use host::ProcessId;
+use identity::{Answer, LINE_BYTES};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Time after which the request is sent again, with the host's time as it is then: 2 s. While a guest boots, nobody reads it;
+/// and on a busy host, the clock may be out of bounds when the answer arrives.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Interval between two attempts to connect: 1 ms.
+const SOON: Duration = Duration::from_millis(1);
+/// Bytes that are kept of what else arrives on the line.
+const KEPT: usize = 2 * LINE_BYTES;
+
+/// A connection to the helper of one guest.
+pub(crate) struct Helper {
+    stream: UnixStream,
+    heard: Vec<u8>,
+}
+
+impl Helper {
+    /// Connects as soon as QEMU listens.
+    pub(crate) fn connect(dir: &Path, process: &ProcessId, deadline: Instant) -> anyhow::Result<Self> {
+        let socket = dir.join(IDENTITY);
+        loop {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => return Ok(Self { stream, heard: Vec::new() }),
+                Err(_) if process.is_alive() && Instant::now() < deadline => sleep(SOON),
+                Err(e) => return Err(e).with_context(|| format!("cannot connect to {}", socket.display())),
+            }
+        }
+    }
+
+    /// Sends an identity.
+    pub(crate) fn send(&mut self, identity: &Identity) -> anyhow::Result<()> {
+        self.stream.set_write_timeout(Some(AGAIN))?;
+        self.stream.write_all(identity.request().line().as_bytes()).context("the guest takes no request")
+    }
+
+    /// Waits until the helper has answered that the guest has this identity, which was sent. `None` if nobody answers.
+    pub(crate) fn confirm(&mut self, identity: &Identity, deadline: Instant) -> anyhow::Result<Option<Answer>> {
+        let mut wrong = None;
+        loop {
+            let until = (Instant::now() + AGAIN).min(deadline);
+            while let Some(answer) = self.answer(until)? {
+                match identity.request().check(&answer, now()) {
+                    Ok(()) => return Ok(Some(answer)),
+                    // The answer to an earlier request.
+                    Err(_) if answer.nonce != identity.nonce => {}
+                    Err(why) => {
+                        wrong = Some(why);
+                        break;
+                    }
+                }
+            }
+            if Instant::now() >= deadline {
+                return wrong.map_or(Ok(None), |why| bail!("{why}"));
+            }
+            // A guest that reads nothing has no room for it: no reason to stop waiting.
+            let _ = self.send(identity);
+        }
+    }
+
+    /// The next answer; `None` when it is late.
+    fn answer(&mut self, until: Instant) -> anyhow::Result<Option<Answer>> {
+        loop {
+            while let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                if let Some(answer) = Answer::parse(&String::from_utf8_lossy(&line)) {
+                    return Ok(Some(answer));
+                }
+            }
+            if self.heard.len() > KEPT {
+                self.heard.clear();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut chunk = [0; LINE_BYTES];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => bail!("QEMU has ended"),
+                Ok(count) => self.heard.extend(&chunk[..count]),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(e) => return Err(e).context("the guest's line is broken"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use identity::Request;
+    use std::io::{BufRead, BufReader};
+    use std::thread;
+
+    /// A host's end, and a helper that answers each request by `answer`, with other lines around it.
+    fn talk(answer: impl Fn(Request) -> Answer + Send + 'static) -> Helper {
+        let (host, guest) = UnixStream::pair().expect("a socket pair");
+        thread::spawn(move || {
+            let mut guest_writes = guest.try_clone().expect("duplicate");
+            for line in BufReader::new(guest).lines().map_while(Result::ok) {
+                if let Some(request) = Request::parse(&line) {
+                    let text = format!("[ 0.1] kernel says\n{}rest", answer(request).line());
+                    let _ = guest_writes.write_all(text.as_bytes());
+                }
+            }
+        });
+        Helper { stream: host, heard: Vec::new() }
+    }
+
+    fn honest(request: Request) -> Answer {
+        Answer {
+            nonce: request.nonce.clone(),
+            machine_id: request.machine_id,
+            boot_id: request.nonce,
+            hostname: request.hostname,
+            time: request.time,
+            random: "r".into(),
+            failed: Vec::new(),
+        }
+    }
+
+    fn confirm(mut helper: Helper, ms: u64) -> anyhow::Result<Option<Answer>> {
+        let identity = Identity::new("web-1", None);
+        helper.send(&identity)?;
+        helper.confirm(&identity, Instant::now() + Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn honest_answer_confirms() {
+        let answer = confirm(talk(honest), 20_000).expect("an answer").expect("a right one");
+        assert_eq!(answer.hostname, "web-1");
+    }
+
+    #[test]
+    fn answers_of_others_and_wrong_ones_do_not_confirm() {
+        let stale = |request| Answer { nonce: "another".into(), ..honest(request) };
+        assert!(confirm(talk(stale), 300).expect("nobody answers").is_none());
+        let same = |request| Answer { machine_id: "0".repeat(32), ..honest(request) };
+        assert!(confirm(talk(same), 300).expect_err("not repaired").to_string().contains("machine-id"));
+        let late = |request: Request| Answer { time: request.time - Duration::from_secs(60), ..honest(request) };
+        assert!(confirm(talk(late), 300).expect_err("a wrong clock").to_string().contains("clock"));
+    }
+
+    #[test]
+    fn silence_and_the_end_of_the_guest_are_told_apart() {
+        let (host, guest) = UnixStream::pair().expect("a socket pair");
+        let silent = Helper { stream: host.try_clone().expect("duplicate"), heard: Vec::new() };
+        assert!(confirm(silent, 100).expect("nobody answers").is_none());
+        drop(guest);
+        assert!(confirm(Helper { stream: host, heard: Vec::new() }, 5000).is_err());
+    }
+}

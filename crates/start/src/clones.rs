@@ -1,0 +1,262 @@
+//! The directory of clones, and making them: `DIR/NAME/`, each with `clone.json` and QEMU's sockets.
+
+mod job;
+mod saved;
+
+use crate::machine::QMP;
+use crate::memory;
+use crate::names;
+use crate::place::{lock, private_dir, remove_dir};
+use crate::record::{Record, State};
+use crate::store::{entries, is_unwanted};
+use crate::template::Template;
+use crate::vmm;
+use anyhow::Context;
+use cli::exit::Stop;
+use host::ProcessId;
+use job::{Job, Slot};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A directory of clones.
+#[derive(Clone, Debug)]
+pub struct Clones {
+    dir: PathBuf,
+}
+
+/// Clones that are asked for.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The template.
+    pub template: &'a Template,
+    /// Its directory.
+    pub dir: &'a Path,
+    /// How many.
+    pub count: usize,
+    /// Their names, with `%d` for a number.
+    pub names: &'a str,
+    /// How many loaded machines wait for later requests afterwards.
+    pub warm: usize,
+    /// Whether clones are handed out in which nobody answers.
+    pub allow_unconfirmed: bool,
+    /// Longest time until a clone answers.
+    pub patience: Duration,
+}
+
+/// A clone that was handed out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cloned {
+    /// Its name.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// Its template.
+    pub template: String,
+    /// `running` or `unconfirmed`.
+    pub state: State,
+    /// Its QEMU.
+    pub pid: u32,
+    /// Its machine-id; absent if nobody inside answers.
+    pub machine_id: Option<String>,
+    /// A number that the kernel inside drew after its random pool was seeded.
+    pub random: Option<String>,
+    /// Milliseconds from the beginning of its start to its answer.
+    pub answered_ms: Option<f64>,
+    /// Its QMP socket.
+    pub qmp: PathBuf,
+}
+
+impl Clones {
+    /// The clones in this directory, which need not be there.
+    pub fn open(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// The directory of a clone.
+    pub fn dir_of(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// All clones that live, by name. Ends those whose starter is gone, and removes what is left of others.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or something cannot be removed.
+    pub fn list(&self) -> anyhow::Result<Vec<Record>> {
+        if !self.dir.exists() {
+            return Ok(Vec::new());
+        }
+        private_dir(&self.dir)?;
+        let _lock = lock(&self.dir)?;
+        self.tidy()
+    }
+
+    /// Living clones of a template.
+    ///
+    /// # Errors
+    /// As for [`Self::list`].
+    pub fn of(&self, template: &Template) -> anyhow::Result<Vec<Record>> {
+        Ok(self.list()?.into_iter().filter(|clone| clone.is_of(template)).collect())
+    }
+
+    /// Under the lock: what lives, without the rest.
+    fn tidy(&self) -> anyhow::Result<Vec<Record>> {
+        let mut living = Vec::new();
+        for dir in entries(&self.dir)? {
+            match Record::read(&dir) {
+                Some(clone) if clone.state == State::Starting && has_starter(&clone) => living.push(clone),
+                Some(clone) if clone.state != State::Starting && clone.is_alive() => living.push(clone),
+                _ => {
+                    vmm::end_those_of(&dir);
+                    remove_dir(&dir)?;
+                }
+            }
+        }
+        living.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(living)
+    }
+
+    /// Makes clones, and returns when each has answered from inside. All, or none: if one fails, all of this request are ended.
+    ///
+    /// # Errors
+    /// The template is damaged or needs another host, a name is taken, QEMU fails, or a clone is not confirmed.
+    pub fn make(&self, wanted: &Wanted) -> anyhow::Result<Vec<Cloned>> {
+        let template = wanted.template;
+        if is_unwanted(wanted.dir) {
+            let text = format!("template {} is to be removed when its clones have ended", template.name);
+            return Err(Stop::Usage(format!("{text}: no further clone is made of it")).into());
+        }
+        if !template.has_helper && !wanted.allow_unconfirmed {
+            let text = format!(
+                "nobody answers inside template {}: a clone would have its siblings' keys and names",
+                template.name
+            );
+            return Err(
+                Stop::Usage(format!("{text}; put pagefold-identity into it, or say --allow-unconfirmed")).into()
+            );
+        }
+        template.check(wanted.dir)?;
+        let device = template.device(wanted.dir)?;
+        private_dir(&self.dir)?;
+        let (memory, slots) = self.reserve(wanted)?;
+        let job = Job { clones: self, wanted, device: &device, memory: &memory };
+        let made = job.run(slots);
+        let made = made.and_then(|made| job.keep_warm().map(|()| made));
+        made.with_context(|| format!("no clone of {} is handed out", template.name))
+    }
+
+    /// Takes names for clones, and the memory that they will map.
+    fn reserve(&self, wanted: &Wanted) -> anyhow::Result<(fs::File, Vec<Slot>)> {
+        let _lock = lock(&self.dir)?;
+        let living = self.tidy()?;
+        let taken: BTreeSet<String> = living.iter().map(|clone| clone.name.clone()).collect();
+        let names = names::deal(wanted.names, wanted.count, &taken)?;
+        let memory = memory::of(wanted.template, wanted.dir, &living)?;
+        let warm = living.into_iter().filter(|clone| clone.state == State::Warm && clone.is_of(wanted.template));
+        let mut warm = warm.map(|clone| (self.dir_of(&clone.name), clone.process));
+        let file = memory::id_of(&memory).context("cannot look at a memory file")?;
+        let mut slots = Vec::with_capacity(names.len());
+        for name in names {
+            let dir = self.dir_of(&name);
+            let found = warm.next();
+            match &found {
+                Some((from, _)) => {
+                    fs::rename(from, &dir).with_context(|| format!("cannot rename {}", from.display()))?
+                }
+                None => private_dir(&dir)?,
+            }
+            let process = found.and_then(|(_, process)| process);
+            let record = Record::starting(wanted.template, &name, file, process)?;
+            record.write(&dir)?;
+            slots.push(Slot { record, dir });
+        }
+        Ok((memory, slots))
+    }
+
+    /// The living clone of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, name: &str) -> anyhow::Result<Record> {
+        let found = self.list()?.into_iter().find(|clone| clone.name == name);
+        found.ok_or_else(|| Stop::Usage(format!("no clone {name}: pagefold clones lists those there are")).into())
+    }
+
+    /// Ends a clone.
+    ///
+    /// # Errors
+    /// Its process does not end, or its directory cannot be removed.
+    pub fn end(&self, clone: &Record) -> anyhow::Result<()> {
+        let dir = self.dir_of(&clone.name);
+        let _lock = lock(&self.dir)?;
+        clone.process.as_ref().map_or(Ok(()), vmm::end)?;
+        remove_dir(&dir)
+    }
+
+    /// Puts a clone back to where its template stood, with its own name and addresses.
+    ///
+    /// # Errors
+    /// As for [`Self::make`]. The clone is ended then.
+    pub fn roll_back(&self, clone: &Record, wanted: &Wanted) -> anyhow::Result<Cloned> {
+        let device = wanted.template.device(wanted.dir)?;
+        wanted.template.check(wanted.dir)?;
+        let dir = self.dir_of(&clone.name);
+        let (memory, record) = {
+            let _lock = lock(&self.dir)?;
+            let memory = memory::of(wanted.template, wanted.dir, std::slice::from_ref(clone))?;
+            let file = memory::id_of(&memory).context("cannot look at a memory file")?;
+            let begun = Record::starting(wanted.template, &clone.name, file, None)?;
+            let record = Record { identity: clone.identity.as_ref().map(|identity| identity.again()), ..begun };
+            record.write(&dir)?;
+            clone.process.as_ref().map_or(Ok(()), vmm::end)?;
+            (memory, record)
+        };
+        let job = Job { clones: self, wanted, device: &device, memory: &memory };
+        let made = job.run(vec![Slot { record, dir }]);
+        let made = made.with_context(|| format!("{} cannot be put back, and is ended", clone.name))?;
+        made.into_iter().next().context("no clone was made")
+    }
+}
+
+impl Record {
+    /// The record of a clone that this process begins to make.
+    fn starting(
+        template: &Template,
+        name: &str,
+        memory: memory::FileId,
+        process: Option<ProcessId>,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            group: template.group.clone(),
+            template: template.name.clone(),
+            digest: template.memory.digest.clone(),
+            state: State::Starting,
+            process,
+            starter: Some(ProcessId::of(std::process::id())?),
+            memory: Some(memory),
+            identity: None,
+        })
+    }
+}
+
+fn has_starter(clone: &Record) -> bool {
+    clone.starter.is_some_and(|starter| starter.is_alive())
+}
+
+/// A clone as it is shown.
+fn shown(record: &Record, dir: &Path, pid: u32) -> Cloned {
+    Cloned {
+        name: record.name.clone(),
+        group: record.group.clone(),
+        template: record.template.clone(),
+        state: record.state,
+        pid,
+        machine_id: None,
+        random: None,
+        answered_ms: None,
+        qmp: dir.join(QMP),
+    }
+}

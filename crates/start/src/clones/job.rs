@@ -1,0 +1,222 @@
+//! Making the clones of one request, a few at a time: as many as two for each processor. More at once would all be slower, and
+//! none ready sooner.
+
+use super::{Cloned, Clones, Wanted, shown};
+use crate::ask::Helper;
+use crate::identities::{Identity, uuid};
+use crate::machine::Places;
+use crate::memory;
+use crate::place::{lock, private_dir, remove_dir};
+use crate::record::{Record, State};
+use crate::vmm;
+use anyhow::{Context, bail};
+use guest::qmp::Qmp;
+use serde_json::json;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Clones that are made at the same time, for each processor.
+const EACH_PROCESSOR: usize = 2;
+/// Name of the socket through which QEMU gets the device state.
+const STATE_SOCKET: &str = "state";
+/// Interval between two looks for an interruption: 20 ms.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A clone that is to be made: its record says which machine is warm, if one is.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) record: Record,
+    pub(super) dir: PathBuf,
+}
+
+/// All that the clones of a request have in common.
+pub(super) struct Job<'a> {
+    pub(super) clones: &'a Clones,
+    pub(super) wanted: &'a Wanted<'a>,
+    pub(super) device: &'a [u8],
+    pub(super) memory: &'a File,
+}
+
+impl Job<'_> {
+    /// Makes them all, or ends them all.
+    pub(super) fn run(&self, slots: Vec<Slot>) -> anyhow::Result<Vec<Cloned>> {
+        let dirs: Vec<PathBuf> = slots.iter().map(|slot| slot.dir.clone()).collect();
+        let slots: Vec<Mutex<Slot>> = slots.into_iter().map(Mutex::new).collect();
+        let (next, stop, done) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let threads = thread::available_parallelism().map_or(1, usize::from) * EACH_PROCESSOR;
+        let work = || -> anyhow::Result<Vec<(usize, Cloned)>> {
+            let mut made = Vec::new();
+            while !stop.load(Ordering::SeqCst) {
+                let number = next.fetch_add(1, Ordering::SeqCst);
+                let Some(slot) = slots.get(number) else { break };
+                let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+                let one = self.one(&mut slot).with_context(|| format!("clone {}", slot.record.name));
+                stop.fetch_or(one.is_err(), Ordering::SeqCst);
+                made.push((number, one?));
+            }
+            Ok(made)
+        };
+        let made: anyhow::Result<Vec<_>> = thread::scope(|scope| {
+            scope.spawn(|| self.end_if_interrupted(&dirs, &stop, &done));
+            let working: Vec<_> = (0..threads.min(slots.len())).map(|_| scope.spawn(work)).collect();
+            let made = working
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let made = made.collect();
+            done.store(true, Ordering::SeqCst);
+            made
+        });
+        let interrupted = host::interrupted().is_some();
+        if made.is_err() || interrupted {
+            self.end_all(slots)?;
+            made?;
+            bail!("interrupted: all clones of this request are ended");
+        }
+        let mut made: Vec<(usize, Cloned)> = made?.into_iter().flatten().collect();
+        made.sort_by_key(|(number, _)| *number);
+        Ok(made.into_iter().map(|(_, cloned)| cloned).collect())
+    }
+
+    /// Makes one clone.
+    fn one(&self, slot: &mut Slot) -> anyhow::Result<Cloned> {
+        let begin = Instant::now();
+        let deadline = begin + self.wanted.patience;
+        let qmp = match slot.record.process {
+            Some(process) => vmm::connect(&slot.dir, &process, deadline)?,
+            None => self.load(slot, deadline)?,
+        };
+        let hand = Hand {
+            has_helper: self.wanted.template.has_helper,
+            allow_unconfirmed: self.wanted.allow_unconfirmed,
+            patience: self.wanted.patience,
+        };
+        hand.out(slot, qmp, begin)
+    }
+
+    /// Starts a machine, and has it read the device state. It is stopped then.
+    fn load(&self, slot: &mut Slot, deadline: Instant) -> anyhow::Result<Qmp> {
+        let disk = self.wanted.dir.join("disk");
+        let mut qmp = start(self.clones, slot, &self.wanted.template.words, &disk, Some(self.memory), deadline)?;
+        vmm::leave_out_memory(&mut qmp, true)?;
+        let socket = slot.dir.join(STATE_SOCKET);
+        qmp.execute("migrate-incoming", json!({"uri": format!("unix:{}", socket.display())}))?;
+        let give = || UnixStream::connect(&socket)?.write_all(self.device);
+        give().context("QEMU does not take the device state")?;
+        wait_loaded(&mut qmp, &slot.dir, deadline)?;
+        Ok(qmp)
+    }
+
+    /// Loads machines for later requests, until as many are there as this request wants.
+    pub(super) fn keep_warm(&self) -> anyhow::Result<()> {
+        if self.wanted.warm == 0 {
+            return Ok(());
+        }
+        let template = self.wanted.template;
+        let there = self.clones.of(template)?.iter().filter(|clone| clone.state == State::Warm).count();
+        for _ in there..self.wanted.warm {
+            let name = format!("warm-{}", &uuid()[..8]);
+            let dir = self.clones.dir_of(&name);
+            private_dir(&dir)?;
+            let record = Record::starting(template, &name, memory::id_of(self.memory)?, None)?;
+            let mut slot = Slot { record, dir };
+            slot.record.write(&slot.dir)?;
+            let loaded = self.load(&mut slot, Instant::now() + self.wanted.patience);
+            if let Err(why) = loaded {
+                end_one(&slot)?;
+                return Err(why);
+            }
+            slot.record.state = State::Warm;
+            slot.record.write(&slot.dir)?;
+        }
+        Ok(())
+    }
+
+    fn end_all(&self, slots: Vec<Mutex<Slot>>) -> anyhow::Result<()> {
+        let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
+        // Each, whatever becomes of others.
+        let ended: Vec<anyhow::Result<()>> = slots.map(|slot| end_one(&slot)).collect();
+        ended.into_iter().collect()
+    }
+
+    /// Ends the processes when this one is told to end: whatever waits for them sees that they are gone.
+    fn end_if_interrupted(&self, dirs: &[PathBuf], stop: &AtomicBool, done: &AtomicBool) {
+        while !done.load(Ordering::SeqCst) {
+            if host::interrupted().is_some() {
+                stop.store(true, Ordering::SeqCst);
+                let processes = dirs.iter().filter_map(|dir| Record::read(dir)?.process);
+                processes.for_each(|process| _ = process.kill());
+            }
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Starts a machine that waits for a state, and records it.
+pub(super) fn start(
+    clones: &Clones,
+    slot: &mut Slot,
+    words: &[String],
+    disk: &Path,
+    memory: Option<&File>,
+    deadline: Instant,
+) -> anyhow::Result<Qmp> {
+    let process = {
+        let _lock = lock(&clones.dir)?;
+        vmm::start(words, &Places { dir: &slot.dir, name: &slot.record.name, disk }, memory)?
+    };
+    slot.record.process = Some(process);
+    slot.record.write(&slot.dir)?;
+    vmm::connect(&slot.dir, &process, deadline)
+}
+
+/// Waits until a machine has read its state.
+pub(super) fn wait_loaded(qmp: &mut Qmp, dir: &Path, deadline: Instant) -> anyhow::Result<()> {
+    let loaded = vmm::wait_for(qmp, "query-status", deadline, |status| Ok(status != "inmigrate"));
+    loaded.with_context(|| format!("QEMU does not take the state{}", vmm::last_words(dir)))
+}
+
+/// How a machine is handed out.
+pub(super) struct Hand {
+    pub(super) has_helper: bool,
+    pub(super) allow_unconfirmed: bool,
+    pub(super) patience: Duration,
+}
+
+impl Hand {
+    /// Gives a machine that is loaded its identity, lets it go on, and waits until it has answered.
+    pub(super) fn out(&self, slot: &mut Slot, mut qmp: Qmp, begin: Instant) -> anyhow::Result<Cloned> {
+        let deadline = begin + self.patience;
+        let process = slot.record.process.context("a machine that was started has a process")?;
+        let identity = slot.record.identity.take().unwrap_or_else(|| Identity::new(&slot.record.name, None));
+        slot.record.identity = Some(identity.clone());
+        let mut helper = Helper::connect(&slot.dir, &process, deadline)?;
+        // The line is there before the guest goes on, so that it finds it at once.
+        helper.send(&identity)?;
+        qmp.execute("cont", json!({}))?;
+        drop(qmp);
+        let answer = if self.has_helper { helper.confirm(&identity, deadline)? } else { None };
+        if answer.is_none() && !self.allow_unconfirmed {
+            let seconds = self.patience.as_secs();
+            bail!("nobody inside has answered within {seconds} s{}", vmm::last_words(&slot.dir));
+        }
+        slot.record.state = if answer.is_some() { State::Running } else { State::Unconfirmed };
+        slot.record.write(&slot.dir)?;
+        let mut cloned = shown(&slot.record, &slot.dir, process.pid);
+        cloned.answered_ms = answer.as_ref().map(|_| begin.elapsed().as_secs_f64() * 1e3);
+        cloned.random = answer.as_ref().map(|answer| answer.random.clone());
+        cloned.machine_id = answer.map(|answer| answer.machine_id);
+        Ok(cloned)
+    }
+}
+
+/// Ends the machine of a slot, and removes its directory.
+pub(super) fn end_one(slot: &Slot) -> anyhow::Result<()> {
+    slot.record.process.as_ref().map_or(Ok(()), vmm::end)?;
+    remove_dir(&slot.dir)
+}

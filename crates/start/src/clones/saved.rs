@@ -1,0 +1,160 @@
+//! A clone in a file: saved, and restored later by copying, with its own name and addresses.
+//!
+//! The file begins with a line of JSON that says what it is, followed by QEMU's own state with the memory in it. It has
+//! another name (`.part`) until it is complete.
+
+use super::job::{Hand, Slot, end_one, start, wait_loaded};
+use super::{Cloned, Clones};
+use crate::machine;
+use crate::place::{lock, private_dir};
+use crate::record::{Record, State};
+use crate::saving;
+use crate::template::{Template, Vmm};
+use crate::vmm;
+use anyhow::{Context, bail};
+use cli::exit::Stop;
+use guest::qmp::Qmp;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// First word of the file.
+const MAGIC: &str = "pagefold-saved-1 ";
+/// Longest first line, in bytes.
+const HEADER_BYTES: u64 = 1 << 20;
+/// Longest time for a state to be written: 600 s.
+const WRITING: Duration = Duration::from_secs(600);
+
+/// The first line.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    record: Record,
+    words: Vec<String>,
+    vmm: Vmm,
+    has_helper: bool,
+    disk: Option<PathBuf>,
+}
+
+impl Clones {
+    /// Writes a clone to a file. It is stopped meanwhile, and goes on afterwards.
+    ///
+    /// # Errors
+    /// It has a disk that it may have written: that is not in the state. Or the file cannot be written.
+    pub fn save(&self, clone: &Record, template: &Template, dir: &Path, file: &Path) -> anyhow::Result<()> {
+        let waits = clone.state == State::Warm;
+        if template.disk.is_some() && !waits {
+            let text = format!("{} has a disk, whose writes go to a file without a name that ends with it", clone.name);
+            return Err(Stop::Usage(format!("{text}: shut it down, or make a template of it")).into());
+        }
+        let process = clone.process.context("a clone that lives has a process")?;
+        let part = file.with_added_extension("part");
+        let header = Header {
+            record: clone.clone(),
+            words: machine::to_restore(&template.words),
+            vmm: template.vmm.clone(),
+            has_helper: template.has_helper,
+            disk: template.disk.as_ref().map(|_| dir.join("disk")),
+        };
+        let begin = || -> std::io::Result<()> {
+            let mut part = File::options().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
+            writeln!(part, "{MAGIC}{}", serde_json::to_string(&header)?)
+        };
+        begin().with_context(|| format!("cannot write {}", part.display()))?;
+        let written = write(&self.dir_of(&clone.name), &process, &part, waits)
+            .and_then(|()| fs::rename(&part, file).with_context(|| format!("cannot rename {}", part.display())));
+        if written.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+        written
+    }
+
+    /// Goes on with a clone that was saved, under the name that it had, or another. Under another, it gets another identity.
+    ///
+    /// # Errors
+    /// It is no such file, a clone of this name lives, QEMU is another, or nobody answers.
+    pub fn restore(&self, file: &Path, name: Option<&str>, hand: (bool, Duration)) -> anyhow::Result<Cloned> {
+        let (header, offset) = read_header(file)?;
+        header.vmm.check(Path::new(&header.words[0]))?;
+        let name = name.unwrap_or(&header.record.name).to_owned();
+        private_dir(&self.dir)?;
+        let dir = self.dir_of(&name);
+        let mut slot = {
+            let _lock = lock(&self.dir)?;
+            let taken = self.tidy()?.iter().any(|clone| clone.name == name);
+            crate::names::deal(&name, 1, &taken.then(|| name.clone()).into_iter().collect())?;
+            private_dir(&dir)?;
+            let starter = Some(ProcessId::of(std::process::id())?);
+            // Under another name it is another guest: that of its name may live.
+            let same = header.record.identity.as_ref().filter(|_| name == header.record.name);
+            let identity = same.map(|identity| identity.again());
+            let begun = Record {
+                name: name.clone(),
+                state: State::Starting,
+                process: None,
+                starter,
+                memory: None,
+                identity,
+                ..header.record
+            };
+            begun.write(&dir)?;
+            Slot { record: begun, dir }
+        };
+        let begin = Instant::now();
+        let hand = Hand { has_helper: header.has_helper, allow_unconfirmed: hand.0, patience: hand.1 };
+        let disk = header.disk.unwrap_or_default();
+        let loaded = self.read_state(&mut slot, &header.words, &disk, (file, offset), begin + hand.patience);
+        let restored = loaded.and_then(|qmp| hand.out(&mut slot, qmp, begin));
+        if restored.is_err() {
+            end_one(&slot)?;
+        }
+        restored.with_context(|| format!("{} cannot be restored from {}", slot.record.name, file.display()))
+    }
+
+    fn read_state(
+        &self,
+        slot: &mut Slot,
+        words: &[String],
+        disk: &Path,
+        (file, offset): (&Path, u64),
+        deadline: Instant,
+    ) -> anyhow::Result<Qmp> {
+        let file = std::path::absolute(file)?;
+        let mut qmp = start(self, slot, words, disk, None, deadline)?;
+        let uri = format!("exec:tail -c +{} {}", offset + 1, saving::quoted(&file));
+        qmp.execute("migrate-incoming", json!({"uri": uri}))?;
+        wait_loaded(&mut qmp, &slot.dir, deadline)?;
+        Ok(qmp)
+    }
+}
+
+/// Has QEMU append its state to a file.
+fn write(dir: &Path, process: &ProcessId, to: &Path, waits: bool) -> anyhow::Result<()> {
+    let deadline = Instant::now() + WRITING;
+    let to = std::path::absolute(to)?;
+    let mut qmp = vmm::connect(dir, process, deadline)?;
+    if !waits {
+        qmp.execute("stop", json!({}))?;
+    }
+    // It was told to leave out memory when it read the template's state.
+    vmm::leave_out_memory(&mut qmp, false)?;
+    let written = saving::append_state(&mut qmp, &to, deadline);
+    if !waits {
+        qmp.execute("cont", json!({}))?;
+    }
+    written
+}
+
+/// The first line of a file, and where the state begins.
+fn read_header(file: &Path) -> anyhow::Result<(Header, u64)> {
+    let open = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
+    let mut line = String::new();
+    let read = BufReader::new(std::io::Read::take(open, HEADER_BYTES)).read_line(&mut line);
+    let header = read.ok().and_then(|_| serde_json::from_str(line.strip_prefix(MAGIC)?).ok());
+    let Some(header) = header else { bail!("{} is no saved clone: pagefold save writes one", file.display()) };
+    Ok((header, line.len() as u64))
+}

@@ -1,0 +1,144 @@
+//! Other ways to start the same guest, for comparison: booting it, and cloning it as stock QEMU does without Pagefold.
+
+use crate::ask::Helper;
+use crate::create::Source;
+use crate::identities::Identity;
+use crate::machine::{self, DISK, Places};
+use crate::memory;
+use crate::saving;
+use crate::template::Template;
+use crate::vmm;
+use anyhow::{Context, bail};
+use guest::qmp::Qmp;
+use host::ProcessId;
+use serde_json::json;
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Interval between two looks: 2 ms.
+const SOON: Duration = Duration::from_millis(2);
+/// Time after which a guest is asked again: 2 s.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Longest time until a guest answers: 300 s.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A machine that is ended when it is dropped.
+pub struct Machine {
+    /// Its process.
+    pub process: ProcessId,
+    dir: PathBuf,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = vmm::end(&self.process);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The guest of a template, and the directory that this way's machines have.
+pub struct Stock<'a> {
+    /// The machine that the template was made of.
+    pub source: &'a Source,
+    /// The template.
+    pub template: &'a Template,
+    /// Its directory.
+    pub template_dir: &'a Path,
+    /// Directory for machines.
+    pub dir: &'a Path,
+}
+
+impl Stock<'_> {
+    fn start(&self, name: &str, words: &[String], disk: &Path, memory: &File) -> anyhow::Result<Machine> {
+        let dir = self.dir.join(name);
+        DirBuilder::new().mode(0o700).create(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let process = vmm::start(words, &Places { dir: &dir, name, disk }, Some(memory))?;
+        Ok(Machine { process, dir })
+    }
+
+    /// Boots the guest, until the helper inside has answered.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn boot(&self) -> anyhow::Result<Duration> {
+        let memory = memory::writable("boot", self.source.memory_bytes)?;
+        let made = machine::to_make(&self.source.words, self.source.memory_bytes);
+        let once = |word: &String| if word.contains(DISK) { format!("{word},snapshot=on") } else { word.clone() };
+        let words: Vec<String> = made.iter().map(once).collect();
+        let begin = Instant::now();
+        let machine = self.start("boot", &words, self.source.disk.as_deref().unwrap_or(Path::new("")), &memory)?;
+        let identity = Identity::new("boot", None);
+        let mut helper = Helper::connect(&machine.dir, &machine.process, begin + PATIENCE)?;
+        helper.send(&identity)?;
+        let answer = helper.confirm(&identity, begin + PATIENCE)?;
+        answer.map(|_| begin.elapsed()).with_context(|| format!("nobody answers{}", vmm::last_words(&machine.dir)))
+    }
+
+    /// Clones the guest as stock QEMU does. It is started as it was booted, and `cat` reads the state. Each step is made for all
+    /// clones in turn. Returns the machines, and the time until a command has run inside each.
+    ///
+    /// # Errors
+    /// QEMU fails, or a guest does not answer.
+    pub fn clone(&self, count: usize) -> anyhow::Result<(Vec<Machine>, Duration)> {
+        let memory = memory::of(self.template, self.template_dir, &[])?;
+        let made = machine::to_make(&self.source.words, self.source.memory_bytes);
+        let with_kernel = made.into_iter().filter(|word| word != "-no-reboot").collect::<Vec<_>>();
+        let words = machine::to_clone(&with_kernel);
+        let begin = Instant::now();
+        let machines = (0..count)
+            .map(|number| self.start(&format!("stock-{number}"), &words, &self.template_dir.join("disk"), &memory));
+        let machines: Vec<Machine> = machines.collect::<anyhow::Result<_>>()?;
+        let uri = format!("exec:cat {}", saving::quoted(&self.template_dir.join("device")));
+        let mut loading: Vec<Qmp> = Vec::with_capacity(count);
+        for machine in &machines {
+            let mut qmp = vmm::connect(&machine.dir, &machine.process, begin + PATIENCE)?;
+            vmm::leave_out_memory(&mut qmp, true)?;
+            qmp.execute("migrate-incoming", json!({"uri": uri}))?;
+            loading.push(qmp);
+        }
+        for qmp in &mut loading {
+            vmm::wait_for(qmp, "query-status", begin + PATIENCE, |status| Ok(status != "inmigrate"))?;
+            qmp.execute("cont", json!({}))?;
+        }
+        machines.iter().try_for_each(|machine| call(&machine.dir))?;
+        Ok((machines, begin.elapsed()))
+    }
+}
+
+/// Runs a command inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`), and waits for its end.
+///
+/// # Errors
+/// Nobody answers.
+pub fn call(dir: &Path) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let mut stream = loop {
+        match UnixStream::connect(dir.join("agent")) {
+            Ok(stream) => break stream,
+            Err(_) if begin.elapsed() < PATIENCE => sleep(SOON),
+            Err(e) => return Err(e).context("cannot connect to the agent inside"),
+        }
+    };
+    stream.set_read_timeout(Some(AGAIN))?;
+    let id = crate::identities::uuid();
+    let mut heard = String::new();
+    while begin.elapsed() < PATIENCE {
+        stream.write_all(format!("\n{id} 5 true\n").as_bytes())?;
+        loop {
+            let mut chunk = [0; 4096];
+            match stream.read(&mut chunk) {
+                Ok(0) => bail!("the guest has ended"),
+                Ok(count) => heard.push_str(&String::from_utf8_lossy(&chunk[..count])),
+                Err(_) => break,
+            }
+            if heard.contains(&format!("@{id}")) {
+                return Ok(());
+            }
+        }
+    }
+    bail!("nobody inside answers")
+}

@@ -1,0 +1,85 @@
+//! The memory file that all clones of a template map.
+//!
+//! It lies in memory, and is sealed (`F_SEAL_WRITE`, `F_SEAL_SHRINK`, `F_SEAL_GROW`): no process can change it, by whatever
+//! descriptor. A clone has it as its standard input, so that QEMU's command line can name it: `/proc/self/fd/0`.
+
+use crate::digest;
+use crate::record::Record;
+use crate::template::Template;
+use anyhow::{Context, bail};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Seals of a template's memory: its content and size stay as they are.
+const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::FUTURE_WRITE)
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// Which file of the kernel's a memory file is. No two have the same while both are open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// Device number of its file system.
+    pub device: u64,
+    /// Number of its inode.
+    pub inode: u64,
+}
+
+/// A memory file that guests can write, of this size.
+pub(crate) fn writable(name: &str, bytes: u64) -> io::Result<File> {
+    let file = memfd_create(format!("pagefold.template-{name}"), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+    let file = File::from(file);
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+pub(crate) fn id_of(file: &File) -> io::Result<FileId> {
+    let stat = fstat(file)?;
+    Ok(FileId { device: stat.st_dev, inode: stat.st_ino })
+}
+
+/// The sealed memory of a template: that of a clone among `clones` that lives, or else loaded from its directory.
+pub(crate) fn of(template: &Template, dir: &Path, clones: &[Record]) -> anyhow::Result<File> {
+    let same = clones.iter().filter(|clone| clone.is_of(template));
+    match same.filter_map(borrow).next() {
+        Some(file) => Ok(file),
+        None => load(template, dir),
+    }
+}
+
+/// The memory of a living clone. The record says which file that is: a process that has put another one in its place has
+/// nothing to give.
+fn borrow(clone: &Record) -> Option<File> {
+    let process = clone.process.filter(host::ProcessId::is_alive)?;
+    let file = File::open(format!("/proc/{}/fd/0", process.pid)).ok()?;
+    let is_it = id_of(&file).ok() == clone.memory && fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+    is_it.then_some(file)
+}
+
+fn load(template: &Template, dir: &Path) -> anyhow::Result<File> {
+    let path = dir.join("memory");
+    let stored = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let length = stored.metadata().map_or(0, |meta| meta.len());
+    if length != template.memory.bytes {
+        bail!(
+            "{} has {length} bytes, and had {} when it was made: {}",
+            path.display(),
+            template.memory.bytes,
+            template.remedy()
+        );
+    }
+    let file = writable(&template.name, template.memory.bytes).context("cannot make a memory file")?;
+    let summary = digest::copy(&stored, &file).with_context(|| {
+        format!("cannot load {} into memory, where it takes {} bytes", path.display(), template.memory.stored_bytes)
+    })?;
+    if summary.digest != template.memory.digest {
+        bail!("{} is not what it was when it was made: {}", path.display(), template.remedy());
+    }
+    fcntl_add_seals(&file, SEALS).context("cannot seal a memory file")?;
+    Ok(file)
+}

@@ -1,0 +1,77 @@
+//! The record of a clone: the file `clone.json` in its directory.
+//!
+//! ```text
+//!   (no directory) -> starting -> running -> (process gone: the directory is removed by whoever looks next)
+//!                        |  ^        ^
+//!                        |  |        +-- warm: loaded and stopped, waits to be a clone
+//!                        |  +-- rolled back
+//!                        +-- starter gone: the process, if there is one, is ended, and the directory removed
+//! ```
+
+use crate::identities::Identity;
+use crate::memory::FileId;
+use crate::place::replace;
+use crate::template::Template;
+use host::ProcessId;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Name of the file in a clone's directory.
+const FILE: &str = "clone.json";
+
+/// How far a clone has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Its starter works on it.
+    Starting,
+    /// Loaded, stopped, and without an identity: for a later request.
+    Warm,
+    /// It has answered from inside, and is what it should be.
+    Running,
+    /// It runs, and nobody inside has answered.
+    Unconfirmed,
+}
+
+/// A clone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name, unique on the host.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// Name of its template.
+    pub template: String,
+    /// Digest of the memory that it began with.
+    pub digest: String,
+    /// How far it has come.
+    pub state: State,
+    /// Its QEMU.
+    pub process: Option<ProcessId>,
+    /// The process that starts it.
+    pub starter: Option<ProcessId>,
+    /// The memory file that it maps.
+    pub memory: Option<FileId>,
+    /// Names and numbers that make it another than its siblings.
+    pub identity: Option<Identity>,
+}
+
+impl Record {
+    /// Whether it is a clone of this template.
+    pub fn is_of(&self, template: &Template) -> bool {
+        (&self.group, &self.template, &self.digest) == (&template.group, &template.name, &template.memory.digest)
+    }
+
+    /// Whether its QEMU runs.
+    pub fn is_alive(&self) -> bool {
+        self.process.is_some_and(|process| process.is_alive())
+    }
+
+    pub(crate) fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(dir.join(FILE)).ok()?).ok()
+    }
+
+    pub(crate) fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        replace(&dir.join(FILE), &serde_json::to_vec_pretty(self)?)
+    }
+}
