@@ -16,6 +16,7 @@ mod median;
 mod overhead;
 mod serve;
 mod serving;
+mod start;
 mod swap;
 mod synthetic;
 pub mod workload;
@@ -53,6 +54,8 @@ enum What {
     Overhead(overhead::Args),
     /// A service with many members: answers, costs, and whether the savings that it shows are so
     Serve(serve::Args),
+    /// Guests that are cloned, beside the same guests booted, restored, and cloned by stock QEMU
+    Start(start::Args),
 }
 
 /// Arguments of the hidden command by which a bench starts its processes.
@@ -88,6 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         What::Ksm(args) => ksm::run(&args),
         What::Overhead(args) => overhead::run(&args),
         What::Serve(args) => serve::run(&args),
+        What::Start(args) => start::run(&args),
     }
 }
 
