@@ -13,13 +13,14 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 31] = [
+const FILES: [&str; 33] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
     "usr/lib/pagefold/libpagefold.so",
     "usr/lib/pagefold/pagefold-agent",
     "usr/lib/pagefold/pagefold-attach",
+    "usr/lib/pagefold/pagefold-identity",
     "usr/lib/pagefold/pagefold-prove",
     "usr/lib/pagefold/pagefold-web",
     "usr/lib/sysctl.d/60-pagefold.conf",
@@ -38,6 +39,7 @@ const FILES: [&str; 31] = [
     "usr/share/doc/pagefold/pagefold.toml",
     "usr/share/doc/pagefold/prometheus/pagefold.rules.yml",
     "usr/share/doc/pagefold/prometheus/scrape.yml",
+    "usr/share/doc/pagefold/start.md",
     "usr/share/doc/pagefold/security.md",
     "usr/share/fish/vendor_completions.d/pagefold.fish",
     "usr/share/man/man1/pagefold-doctor.1.gz",
@@ -69,12 +71,13 @@ fn built(dir: &TempDir) -> Option<PathBuf> {
     }
     let programs = Path::new(env!("CARGO_BIN_EXE_pagefold"));
     let agent = "../x86_64-unknown-linux-musl/debug/pagefold-agent";
+    let helper = "../x86_64-unknown-linux-musl/guest/pagefold-identity";
     if !programs.with_file_name(agent).exists() {
         eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
         return None;
     }
     fs::create_dir(dir.path().join("release")).expect("make a directory");
-    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, "libpagefold.so"] {
+    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, helper, "libpagefold.so"] {
         let program = programs.parent().expect("a directory").join(name);
         let name = Path::new(name).file_name().expect("a name");
         assert!(program.exists(), "{} is not there: ./x build", program.display());

@@ -1,11 +1,10 @@
 //! A template in a directory of its own, and each way to start its guest.
 
 use super::Times;
-use anyhow::Context;
 use host::ProcessStat;
 use lab::{Accelerator, Cache, Image, Recipe, Spec};
 use start::measure::{Machine, Stock};
-use start::{Cloned, Clones, Source, State, Store, Template, Wanted};
+use start::{Cloned, Clones, Source, Store, Template, Wanted};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -95,19 +94,15 @@ impl Scene {
         if matches!(self.image, Image::Tiny) { "tiny" } else { "debian" }
     }
 
-    /// Writes a clone to a file before it has run: the template's state, to be restored by copying.
+    /// Writes the template's state to a file with its memory, to be restored by copying.
     fn save(&self) -> anyhow::Result<()> {
-        self.make("first", 1, 1)?;
-        let warm = self.clones.list()?.into_iter().find(|clone| clone.state == State::Warm);
-        let warm = warm.context("no machine waits")?;
-        self.clones.save(&warm, &self.template, &self.template_dir, &self.saved)?;
-        self.clones.end(&warm)?;
-        // `first` lives on, so that the template's memory stays loaded, as on a host that has clones.
-        Ok(())
+        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
+        self.make("first", 1, 0)?;
+        self.clones.save_template(&self.wanted("saved", 1, 0), &self.saved)
     }
 
-    fn make(&self, names: &str, count: usize, warm: usize) -> anyhow::Result<Vec<Cloned>> {
-        self.clones.make(&Wanted {
+    fn wanted<'a>(&'a self, names: &'a str, count: usize, warm: usize) -> Wanted<'a> {
+        Wanted {
             template: &self.template,
             dir: &self.template_dir,
             count,
@@ -115,7 +110,11 @@ impl Scene {
             warm,
             allow_unconfirmed: false,
             patience: PATIENCE,
-        })
+        }
+    }
+
+    fn make(&self, names: &str, count: usize, warm: usize) -> anyhow::Result<Vec<Cloned>> {
+        self.clones.make(&self.wanted(names, count, warm))
     }
 
     fn end(&self, name: &str) -> anyhow::Result<()> {
@@ -135,15 +134,7 @@ impl Scene {
         let stock = ms(self.stock().clone(1)?.1);
         let clone = self.timed(|| self.make("one", 1, 0).map(drop))?;
         let record = self.clones.find("one")?;
-        let wanted = Wanted {
-            template: &self.template,
-            dir: &self.template_dir,
-            count: 1,
-            names: "one",
-            warm: 0,
-            allow_unconfirmed: false,
-            patience: PATIENCE,
-        };
+        let wanted = self.wanted("one", 1, 0);
         let rollback = self.timed(|| self.clones.roll_back(&record, &wanted).map(drop))?;
         self.end("one")?;
         // One that waits is there beforehand.

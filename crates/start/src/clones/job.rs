@@ -8,6 +8,7 @@ use crate::machine::Places;
 use crate::memory;
 use crate::place::{lock, private_dir, remove_dir};
 use crate::record::{Record, State};
+use crate::saving;
 use crate::vmm;
 use anyhow::{Context, bail};
 use guest::qmp::Qmp;
@@ -126,7 +127,8 @@ impl Job<'_> {
             let record = Record::starting(template, &name, memory::id_of(self.memory)?, None)?;
             let mut slot = Slot { record, dir };
             slot.record.write(&slot.dir)?;
-            let loaded = self.load(&mut slot, Instant::now() + self.wanted.patience);
+            let deadline = Instant::now() + self.wanted.patience;
+            let loaded = self.load(&mut slot, deadline).and_then(|qmp| self.rehearse(&slot, qmp, deadline));
             if let Err(why) = loaded {
                 end_one(&slot)?;
                 return Err(why);
@@ -135,6 +137,33 @@ impl Job<'_> {
             slot.record.write(&slot.dir)?;
         }
         Ok(())
+    }
+
+    /// Has a machine answer once, with an identity that nobody gets, and stops it again. What it takes to answer is translated then,
+    /// and in memory. So it answers much sooner when it is handed out.
+    fn rehearse(&self, slot: &Slot, mut qmp: Qmp, deadline: Instant) -> anyhow::Result<()> {
+        if !self.wanted.template.has_helper {
+            return Ok(());
+        }
+        let process = slot.record.process.context("a machine that was started has a process")?;
+        let identity = Identity::new(&slot.record.name, None);
+        let mut helper = Helper::connect(&slot.dir, &process, deadline)?;
+        helper.send(&identity)?;
+        qmp.execute("cont", json!({}))?;
+        let answer = helper.confirm(&identity, deadline)?;
+        qmp.execute("stop", json!({}))?;
+        answer.map(drop).context("nobody inside answers")
+    }
+
+    /// Loads a machine, writes its state with its memory behind what `to` has, and ends it. It has not run.
+    pub(super) fn write_whole(&self, mut slot: Slot, to: &Path) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.wanted.patience;
+        let written = self.load(&mut slot, deadline).and_then(|mut qmp| {
+            vmm::leave_out_memory(&mut qmp, false)?;
+            saving::append_state(&mut qmp, to, deadline)
+        });
+        let ended = end_one(&slot);
+        written.and(ended)
     }
 
     fn end_all(&self, slots: Vec<Mutex<Slot>>) -> anyhow::Result<()> {

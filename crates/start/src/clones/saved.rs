@@ -3,8 +3,8 @@
 //! The file begins with a line of JSON that says what it is, followed by QEMU's own state with the memory in it. It has
 //! another name (`.part`) until it is complete.
 
-use super::job::{Hand, Slot, end_one, start, wait_loaded};
-use super::{Cloned, Clones};
+use super::job::{Hand, Job, Slot, end_one, start, wait_loaded};
+use super::{Cloned, Clones, Wanted};
 use crate::machine;
 use crate::place::{lock, private_dir};
 use crate::record::{Record, State};
@@ -46,31 +46,26 @@ impl Clones {
     /// # Errors
     /// It has a disk that it may have written: that is not in the state. Or the file cannot be written.
     pub fn save(&self, clone: &Record, template: &Template, dir: &Path, file: &Path) -> anyhow::Result<()> {
-        let waits = clone.state == State::Warm;
-        if template.disk.is_some() && !waits {
+        if template.disk.is_some() {
             let text = format!("{} has a disk, whose writes go to a file without a name that ends with it", clone.name);
             return Err(Stop::Usage(format!("{text}: shut it down, or make a template of it")).into());
         }
         let process = clone.process.context("a clone that lives has a process")?;
-        let part = file.with_added_extension("part");
-        let header = Header {
-            record: clone.clone(),
-            words: machine::to_restore(&template.words),
-            vmm: template.vmm.clone(),
-            has_helper: template.has_helper,
-            disk: template.disk.as_ref().map(|_| dir.join("disk")),
-        };
-        let begin = || -> std::io::Result<()> {
-            let mut part = File::options().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
-            writeln!(part, "{MAGIC}{}", serde_json::to_string(&header)?)
-        };
-        begin().with_context(|| format!("cannot write {}", part.display()))?;
-        let written = write(&self.dir_of(&clone.name), &process, &part, waits)
-            .and_then(|()| fs::rename(&part, file).with_context(|| format!("cannot rename {}", part.display())));
-        if written.is_err() {
-            let _ = fs::remove_file(&part);
-        }
-        written
+        write_file(file, &header(clone, template, dir), |part| write(&self.dir_of(&clone.name), &process, part))
+    }
+
+    /// Writes a template as a file that [`Self::restore`] takes: for measuring what copying takes.
+    ///
+    /// # Errors
+    /// As for [`Self::make`], or the file cannot be written.
+    pub fn save_template(&self, wanted: &Wanted, file: &Path) -> anyhow::Result<()> {
+        private_dir(&self.dir)?;
+        let device = wanted.template.device(wanted.dir)?;
+        let (memory, slots) = self.reserve(wanted)?;
+        let job = Job { clones: self, wanted, device: &device, memory: &memory };
+        let slot = slots.into_iter().next().context("no name")?;
+        let header = header(&slot.record, wanted.template, wanted.dir);
+        write_file(file, &header, |part| job.write_whole(slot, &std::path::absolute(part)?))
     }
 
     /// Goes on with a clone that was saved, under the name that it had, or another. Under another, it gets another identity.
@@ -132,20 +127,43 @@ impl Clones {
     }
 }
 
-/// Has QEMU append its state to a file.
-fn write(dir: &Path, process: &ProcessId, to: &Path, waits: bool) -> anyhow::Result<()> {
+fn header(record: &Record, template: &Template, dir: &Path) -> Header {
+    Header {
+        record: record.clone(),
+        words: machine::to_restore(&template.words),
+        vmm: template.vmm.clone(),
+        has_helper: template.has_helper,
+        disk: template.disk.as_ref().map(|_| dir.join("disk")),
+    }
+}
+
+/// Writes a file: the first line, and behind it what `append` writes.
+fn write_file(file: &Path, header: &Header, append: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let part = file.with_added_extension("part");
+    let begin = || -> std::io::Result<()> {
+        let mut part = File::options().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
+        writeln!(part, "{MAGIC}{}", serde_json::to_string(header)?)
+    };
+    begin().with_context(|| format!("cannot write {}", part.display()))?;
+    let written = append(&part)
+        .and_then(|()| fs::rename(&part, file).with_context(|| format!("cannot rename {}", part.display())));
+    if written.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+/// Has the QEMU of a clone append its state to a file, and go on.
+fn write(dir: &Path, process: &ProcessId, to: &Path) -> anyhow::Result<()> {
     let deadline = Instant::now() + WRITING;
     let to = std::path::absolute(to)?;
     let mut qmp = vmm::connect(dir, process, deadline)?;
-    if !waits {
-        qmp.execute("stop", json!({}))?;
-    }
+    qmp.execute("stop", json!({}))?;
     // It was told to leave out memory when it read the template's state.
-    vmm::leave_out_memory(&mut qmp, false)?;
-    let written = saving::append_state(&mut qmp, &to, deadline);
-    if !waits {
-        qmp.execute("cont", json!({}))?;
-    }
+    let written = vmm::leave_out_memory(&mut qmp, false)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| saving::append_state(&mut qmp, &to, deadline));
+    qmp.execute("cont", json!({}))?;
     written
 }
 
