@@ -11,9 +11,11 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time after which the request is sent again, with the host's time as it is then: 2 s. While a guest boots, nobody reads it;
-/// and on a busy host, the clock may be out of bounds when the answer arrives.
+/// Time after which the request is sent again, with the host's time as it is then: 2 s. It doubles each time, up to 8 s. While a guest
+/// boots, nobody reads it. On a busy host, the clock may be out of bounds when the answer arrives. Requests that are sent faster than a
+/// guest makes its repairs would all be answered too late.
 const AGAIN: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_secs(8);
 /// Interval between two attempts to connect: 1 ms.
 const SOON: Duration = Duration::from_millis(1);
 /// Bytes that are kept of what else arrives on the line.
@@ -23,6 +25,8 @@ const KEPT: usize = 2 * LINE_BYTES;
 pub(crate) struct Helper {
     stream: UnixStream,
     heard: Vec<u8>,
+    /// Requests that were sent, and not answered.
+    open: u32,
 }
 
 impl Helper {
@@ -31,7 +35,7 @@ impl Helper {
         let socket = dir.join(IDENTITY);
         loop {
             match UnixStream::connect(&socket) {
-                Ok(stream) => return Ok(Self { stream, heard: Vec::new() }),
+                Ok(stream) => return Ok(Self { stream, heard: Vec::new(), open: 0 }),
                 Err(_) if process.is_alive() && Instant::now() < deadline => sleep(SOON),
                 Err(e) => return Err(e).with_context(|| format!("cannot connect to {}", socket.display())),
             }
@@ -41,14 +45,15 @@ impl Helper {
     /// Sends an identity.
     pub(crate) fn send(&mut self, identity: &Identity) -> anyhow::Result<()> {
         self.stream.set_write_timeout(Some(AGAIN))?;
+        self.open += 1;
         self.stream.write_all(identity.request().line().as_bytes()).context("the guest takes no request")
     }
 
     /// Waits until the helper has answered that the guest has this identity, which was sent. `None` if nobody answers.
     pub(crate) fn confirm(&mut self, identity: &Identity, deadline: Instant) -> anyhow::Result<Option<Answer>> {
-        let mut wrong = None;
+        let (mut wrong, mut again) = (None, AGAIN);
         loop {
-            let until = (Instant::now() + AGAIN).min(deadline);
+            let until = (Instant::now() + again).min(deadline);
             while let Some(answer) = self.answer(until)? {
                 match identity.request().check(&answer, now()) {
                     Ok(()) => return Ok(Some(answer)),
@@ -56,13 +61,17 @@ impl Helper {
                     Err(_) if answer.nonce != identity.nonce => {}
                     Err(why) => {
                         wrong = Some(why);
-                        break;
+                        self.open = self.open.saturating_sub(1);
+                        if self.open == 0 {
+                            break;
+                        }
                     }
                 }
             }
             if Instant::now() >= deadline {
                 return wrong.map_or(Ok(None), |why| bail!("{why}"));
             }
+            again = (again * 2).min(AGAIN_MAX);
             // A guest that reads nothing has no room for it: no reason to stop waiting.
             let _ = self.send(identity);
         }
@@ -115,7 +124,7 @@ mod tests {
                 }
             }
         });
-        Helper { stream: host, heard: Vec::new() }
+        Helper { stream: host, heard: Vec::new(), open: 0 }
     }
 
     fn honest(request: Request) -> Answer {
@@ -155,9 +164,9 @@ mod tests {
     #[test]
     fn silence_and_the_end_of_the_guest_are_told_apart() {
         let (host, guest) = UnixStream::pair().expect("a socket pair");
-        let silent = Helper { stream: host.try_clone().expect("duplicate"), heard: Vec::new() };
+        let silent = Helper { stream: host.try_clone().expect("duplicate"), heard: Vec::new(), open: 0 };
         assert!(confirm(silent, 100).expect("nobody answers").is_none());
         drop(guest);
-        assert!(confirm(Helper { stream: host, heard: Vec::new() }, 5000).is_err());
+        assert!(confirm(Helper { stream: host, heard: Vec::new(), open: 0 }, 5000).is_err());
     }
 }

@@ -6,7 +6,7 @@ use crate::rig::{Rig, processes_with};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn template_is_its_groups_and_its_clones_keep_their_memory() {
@@ -67,19 +67,25 @@ fn killed_commands_leave_nothing_that_the_next_does_not_clean_up() {
         return;
     }
     let dir = rig.dir_text();
-    for ms in [0, 10, 30, 60, 90, 150, 250] {
+    rig.clone("web", &["--name", "stays"]);
+    for stage in STAGES {
         let mut command = rig.command(&["clone", "web", "--group", "acme", "--count", "4"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("run pagefold");
-        std::thread::sleep(Duration::from_millis(ms));
+        let begin = Instant::now();
+        while !stage(&rig) && begin.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         child.kill().expect("kill it");
         child.wait().expect("wait for it");
         // Those that have answered are clones; others are gone after this.
-        for name in rig.living() {
+        for name in rig.living().into_iter().filter(|name| name != "stays") {
             rig.json(&["clones", "end", &name]);
         }
-        until(20, "no process is left", || processes_with(&dir).is_empty());
-        assert_eq!(fs::read_dir(rig.clones()).map_or(0, |found| found.filter(is_dir).count()), 0);
+        until(20, "one process is left", || processes_with(&dir).len() == 1);
+        assert_eq!(rig.living(), ["stays"]);
+        assert_eq!(fs::read_dir(rig.clones()).map_or(0, |found| found.filter(is_dir).count()), 1);
     }
+    rig.json(&["clones", "end", "stays"]);
     for ms in [100, 1500] {
         let words = ["template", "create", "next", "--image", "tiny", "--memory", "128M", "--group", "acme"];
         let mut command = rig.command(&words);
@@ -92,6 +98,15 @@ fn killed_commands_leave_nothing_that_the_next_does_not_clean_up() {
         assert!(!rig.templates().join("acme/.next.making").exists());
     }
 }
+
+/// Moments at which a command is killed that makes clones, each told by what is there then.
+const STAGES: [fn(&Rig) -> bool; 5] = [
+    |_| true,
+    |rig| rig.clones().join("web-1").exists(),
+    |rig| processes_with(&rig.dir_text()).len() > 1,
+    |rig| rig.clones().join("web-1/identity").exists(),
+    |rig| fs::read_to_string(rig.clones().join("web-1/clone.json")).is_ok_and(|text| text.contains("running")),
+];
 
 fn is_dir(entry: &std::io::Result<fs::DirEntry>) -> bool {
     entry.as_ref().is_ok_and(|entry| entry.path().is_dir())

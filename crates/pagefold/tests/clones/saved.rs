@@ -32,7 +32,7 @@ fn saved_clone_goes_on_where_it_stood_with_its_name_or_another() {
 fn guest_that_runs_becomes_a_template_and_goes_on() {
     let (rig, lab) = (Rig::new(), lab::Lab::new(&[]));
     let line = format!("--qemu-arg=socket,id=identity,server=on,wait=off,path={}/identity", lab.dir().display());
-    let helper = ["--qemu-arg=-chardev", &line, "--qemu-arg=-serial", "--qemu-arg=chardev:identity"];
+    let helper = ["--qemu-arg=-chardev", &line, "--qemu-arg=-device", "--qemu-arg=isa-serial,chardev=identity,irq=5"];
     let words = ["--image", "tiny", "--memory", "128M", "--append", "pagefold.identity=/dev/ttyS2"];
     let Some(guests) = lab.up(&[&words[..], &helper].concat()) else { return };
     let name = lab::name(&guests[0]);

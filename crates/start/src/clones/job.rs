@@ -139,8 +139,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Has a machine answer once, with an identity that nobody gets, and stops it again. What it takes to answer is translated then,
-    /// and in memory. So it answers much sooner when it is handed out.
+    /// Has a machine answer once, with an identity that nobody gets, and stops it again. The code that answers is translated then, and
+    /// in memory. So it answers much sooner when it is handed out.
     fn rehearse(&self, slot: &Slot, mut qmp: Qmp, deadline: Instant) -> anyhow::Result<()> {
         if !self.wanted.template.has_helper {
             return Ok(());
