@@ -76,9 +76,12 @@ pub struct Follower {
     put_off: Option<PageSet>,
     /// Whether an agent in the child may have claimed it.
     may_be_claimed: bool,
+    /// Memory of this process's own that shows a template again when it is discarded. Each range has the address of a copy of the
+    /// template. No child gets such memory.
+    homes: Vec<(PageRange, HostVirt)>,
 }
 
-/// A move of which the kernel is going to send a message, by the first address of the mapping that is moved.
+/// A change by the agent of which the kernel is going to send a message, by its first address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// The agent moves a mapping of slots over followed memory whose content the slots hold. The follower keeps its
@@ -86,6 +89,8 @@ pub enum Expected {
     Placing(HostVirt),
     /// The agent moves a mapping on behalf of the program, so the caller need not be told of the move.
     Moving(HostVirt),
+    /// The agent is about to drop pages from this one on, behind which the same bytes lie.
+    Dropping(HostVirt),
 }
 
 /// The event that [`Follower::read`] has read.
@@ -142,6 +147,37 @@ impl Follower {
             being_placed,
             put_off,
             may_be_claimed: false,
+            homes: Vec::new(),
+        }
+    }
+
+    /// Says that this memory shows a template again when it is discarded. The template's bytes lie at `content`, for good.
+    pub fn set_home(&mut self, range: PageRange, content: HostVirt) {
+        self.homes.retain(|(known, _)| known.end() <= range.start || range.end() <= known.start);
+        self.homes.push((range, content));
+    }
+
+    /// All such memory.
+    pub fn homes(&self) -> &[(PageRange, HostVirt)] {
+        &self.homes
+    }
+
+    /// The address of what a page shows when it is discarded, if that is a template's.
+    pub fn home_of(&self, page: HostVirt) -> Option<HostVirt> {
+        let (range, content) = self.homes.iter().find(|(range, _)| range.start <= page && page < range.end())?;
+        Some(content.add_pages(page.page() - range.start.page()))
+    }
+
+    /// Takes in that memory was moved, together with what it shows when it is discarded.
+    fn move_homes(&mut self, from: PageRange, to: HostVirt) {
+        for (range, content) in self.homes.clone() {
+            let (start, end) = (range.start.max(from.start), range.end().min(from.end()));
+            if start < end {
+                let there = to.add_pages(start.page() - from.start.page());
+                let pages = end.page() - start.page();
+                self.homes
+                    .push((PageRange { start: there, pages }, content.add_pages(start.page() - range.start.page())));
+            }
         }
     }
 
@@ -338,13 +374,7 @@ impl Follower {
                 self.answer(PageRange { start: page, pages: 1 }, fault);
                 Ok(Told::Touch)
             }
-            Message::Discard(range) => {
-                // This discard may not have happened yet: pages that have an entry may be about to lose it.
-                self.inherited.remove(range);
-                self.resumed.remove(range);
-                self.discarded.insert(range);
-                Ok(Told::Discard)
-            }
+            Message::Discard(range) => Ok(self.take_discard(range)),
             // The agent places slots there. Discards in the destination meanwhile are recorded, and the records stay.
             Message::Moved(from, _) if self.expected == Some(Expected::Placing(from.start)) => {
                 self.expected = None;
@@ -356,6 +386,7 @@ impl Follower {
                 move_within(&mut self.inherited, from, to);
                 move_within(&mut self.resumed, from, to);
                 self.lately.iter_mut().for_each(|lately| move_within(lately, from, to));
+                self.move_homes(from, to);
                 if self.expected != Some(Expected::Moving(from.start)) {
                     return Ok(Told::Move(from, to));
                 }
@@ -373,6 +404,18 @@ impl Follower {
             }
             Message::Other => Ok(Told::Touch),
         }
+    }
+
+    fn take_discard(&mut self, range: PageRange) -> Told {
+        if self.expected == Some(Expected::Dropping(range.start)) {
+            self.expected = None;
+            return Told::Touch;
+        }
+        // This discard may not have happened yet: pages that have an entry may be about to lose it.
+        self.inherited.remove(range);
+        self.resumed.remove(range);
+        self.discarded.insert(range);
+        Told::Discard
     }
 
     fn answer(&mut self, page: PageRange, fault: Fault) {
@@ -401,7 +444,11 @@ impl Follower {
     }
 
     fn give_zeros(&mut self, page: PageRange) -> Result<(), Errno> {
-        match self.watch.map_zeros(page) {
+        let given = match self.home_of(page.start) {
+            Some(content) => self.watch.copy_pages(content, page),
+            None => self.watch.map_zeros(page),
+        };
+        match given {
             Ok(_) => {
                 self.became_zeros(page);
                 if let Some(served) = &mut self.served {

@@ -45,13 +45,14 @@ pub use fork_probe::ForkProbe;
 pub use journal::{About, Entry, Journal};
 pub use ksm_knobs::{KsmKnobs, memory_merge, set_ksm, set_memory_merge};
 pub use member_memory::{
-    AGAIN, HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, empty_file, give_to_children,
-    make_present, make_private, map_anonymous_where_free, move_mapping_over, pages_equal, split_huge_page, write_pages,
+    AGAIN, HUGE_PAGES, Inherit, MemberMemory, PoolView, SharedMark, copy_page, drop_private, empty_file,
+    give_to_children, make_present, make_private, map_anonymous_where_free, move_mapping_over, pages_equal,
+    split_huge_page, write_pages,
 };
 pub use object_file::{is_sealed_object, seal_object};
 pub use own_machine::{SEED_BYTES, make_raw, put_file_over, reseed_kernel_random};
 pub use pool_memory::{
-    DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, check,
+    DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, Template, check,
 };
 pub use prover::Prover;
 pub use seccomp::FilterInstruction;

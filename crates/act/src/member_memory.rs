@@ -9,7 +9,7 @@ use crate::apart::map_apart;
 use crate::pool_memory::{Role, check};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange, PoolSlot, pages_to_bytes};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, fstat, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -252,6 +252,43 @@ impl PoolView {
         Ok(Self { file, view: PageRange { start: HostVirt(at as u64), pages: slots.into() } })
     }
 
+    /// Number of its slots.
+    pub const fn pages(&self) -> u64 {
+        self.view.pages
+    }
+
+    /// The slot that the view shows at an address, as its place in the segment.
+    pub fn place_of(&self, at: HostVirt) -> Option<u32> {
+        let is_within = self.view.start <= at && at < self.view.end();
+        is_within.then(|| u32::try_from(at.page() - self.view.start.page()).ok()).flatten()
+    }
+
+    /// Another view of the same file.
+    ///
+    /// # Errors
+    /// No descriptor or address space is left.
+    pub fn again(&self) -> Result<Self, Errno> {
+        let file = rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?;
+        Self::new(file, u32::try_from(self.view.pages).map_err(|_| Errno::INVAL)?)
+    }
+
+    /// Parts of a run of slots that have content, as numbers of pages from the first on. The others are empty.
+    pub fn filled(&self, first: PoolSlot, pages: u64) -> Vec<(u64, u64)> {
+        let (begin, end) = (pages_to_bytes(first.index().into()), pages_to_bytes(u64::from(first.index()) + pages));
+        let (mut found, mut at) = (Vec::new(), begin);
+        // At the end of the data, `seek` fails, too.
+        while at < end
+            && let Ok(from) = rustix::fs::seek(&self.file, SeekFrom::Data(at))
+            && from < end
+            && let Ok(to) = rustix::fs::seek(&self.file, SeekFrom::Hole(from))
+        {
+            let to = to.min(end);
+            found.push(((from - begin) / PAGE_BYTES as u64, (to - from) / PAGE_BYTES as u64));
+            at = to;
+        }
+        found
+    }
+
     /// The part of the view that shows a run of slots; `None` if the segment is shorter.
     pub fn slots(&self, first: PoolSlot, pages: u64) -> Option<PageRange> {
         let end = u64::from(first.index()).checked_add(pages)?;
@@ -474,6 +511,18 @@ pub fn make_private(range: PageRange) -> Result<(), Errno> {
 pub fn make_present(range: PageRange) -> Result<(), Errno> {
     // SAFETY: the call changes no content; it takes the faults that reads would take.
     unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateRead) }
+}
+
+/// Drops the pages of a range that the process has for itself. In a private mapping of a file, the file's pages show then.
+///
+/// # Safety
+/// The program would find the range unchanged: the file's pages hold what its pages held, and nobody can write these.
+///
+/// # Errors
+/// A part of the range is not mapped, or locked.
+pub unsafe fn drop_private(range: PageRange) -> Result<(), Errno> {
+    // SAFETY: by the caller.
+    unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxDontNeed) }
 }
 
 /// Splits the huge page that this page is part of, if there is one and it is not pinned. Threads that touch one of

@@ -22,11 +22,11 @@
 //!   or not (`man 2 fcntl`).
 
 use crate::object_file;
-use page::{HostVirt, PAGE_BYTES, PageRange};
+use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
-    memfd_create, open, seek,
+    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
+    ftruncate, memfd_create, open, seek,
 };
 use rustix::io::{Errno, pread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -39,6 +39,9 @@ use std::ptr::{NonNull, null_mut};
 /// Seals of a segment: it can be written only through the mapping that exists already, and it keeps its size.
 const SEGMENT_SEALS: SealFlags =
     SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Seals of a template: nobody can write it at all.
+const TEMPLATE_SEALS: SealFlags = SEGMENT_SEALS.union(SealFlags::WRITE);
 
 /// Seals of a donation window: it keeps its size.
 const WINDOW_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -93,6 +96,57 @@ fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
     fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     ftruncate(&file, bytes)?;
     Ok(file)
+}
+
+/// A template: a segment that somebody has made of a guest's memory.
+#[derive(Debug)]
+pub struct Template {
+    /// A descriptor of its file by which it can only be read.
+    pub file: OwnedFd,
+    /// Number of its slots, empty ones too.
+    pub slots: u32,
+    /// Memory that it takes.
+    pub bytes: u64,
+}
+
+impl Template {
+    /// Seals a memory file for good.
+    ///
+    /// # Errors
+    /// It is no such file or has no size that a segment may have (`EINVAL`). Somebody can write it, and keeps that right
+    /// (`EBUSY`, `EPERM`).
+    pub fn seal(file: impl AsFd) -> Result<Self, Errno> {
+        if !fcntl_get_seals(&file)?.contains(TEMPLATE_SEALS) {
+            fcntl_add_seals(&file, TEMPLATE_SEALS)?;
+        }
+        check(&file, Role::Segment)?;
+        let found = fstat(&file)?;
+        let bytes = u64::try_from(found.st_size).map_err(|_| Errno::INVAL)?;
+        let slots = u32::try_from(bytes / PAGE_BYTES as u64).map_err(|_| Errno::INVAL)?;
+        let fits = (1..=PoolSlot::PER_SEGMENT).contains(&slots) && offset(slots) == bytes;
+        let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        let file =
+            if fits { open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? } else { return Err(Errno::INVAL) };
+        Ok(Self { file, slots, bytes: memory_of(&found) })
+    }
+
+    /// Whether a file is sealed so.
+    pub fn is_sealed(file: impl AsFd) -> bool {
+        fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(TEMPLATE_SEALS)) && check(&file, Role::Segment).is_ok()
+    }
+
+    /// Memory that a file takes, in bytes.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn bytes_of(file: impl AsFd) -> Result<u64, Errno> {
+        fstat(file).map(|found| memory_of(&found))
+    }
+}
+
+/// Memory that a file takes, in bytes.
+fn memory_of(found: &Stat) -> u64 {
+    u64::try_from(found.st_blocks).unwrap_or(0) * 512
 }
 
 /// A segment that this process made. No other process can write it.
@@ -232,6 +286,14 @@ impl InheritedSegment {
     /// No file descriptors are left.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         Ok(rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?)
+    }
+
+    /// Number of slots that take memory.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn pages(&self) -> io::Result<u32> {
+        Ok(u32::try_from(memory_of(&fstat(&self.file)?) / PAGE_BYTES as u64).unwrap_or(self.slots))
     }
 
     /// The next run of filled slots, from slot `from` on; `None` if there is none.

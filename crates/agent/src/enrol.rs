@@ -144,5 +144,5 @@ fn traits_of(mapping: &Mapping, policies: &mut Policies) -> Traits {
     let has_policy = policies.has_own(mapping.range.start);
     let reasons = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (has_policy, Shut::Policy)];
     let shut = reasons.into_iter().filter(|(is_so, _)| *is_so).fold(0, |shut, (_, why)| shut | why as u8);
-    Traits { asked: true, access: mapping.access, shut, advice: mapping.advice }
+    Traits { asked: true, access: mapping.access, shut, advice: mapping.advice, home: None }
 }

@@ -102,6 +102,8 @@ impl Folder {
 
     /// From here on, memory is followed by another follower. Nothing may lie in mappings of the pool.
     pub fn follow_by(&mut self, following: &Arc<Following>) {
+        let homes = self.section.following().hold().homes().to_vec();
+        homes.into_iter().for_each(|(range, content)| following.hold().set_home(range, content));
         self.section.follow_by(Arc::clone(following));
         self.unfold = Unfold::new(Arc::clone(following));
     }
@@ -269,11 +271,7 @@ impl Folder {
                 if let Some(refused) = refused(generation) {
                     return all.extend(outcomes.iter().map(|_| refused));
                 }
-                for (from, pages) in parts(piece, |page| table.is_refoldable(page)) {
-                    let part = PageRange { start: piece.start.add_pages(from), pages };
-                    let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
-                    again.push(Part { range: part, source, at: all.len() + from as usize });
-                }
+                add_broken(&table, (piece, source), all.len(), again);
                 for (from, pages) in parts(piece, |page| table.is_foldable(page)) {
                     let part = PageRange { start: piece.start.add_pages(from), pages };
                     let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
@@ -312,6 +310,23 @@ impl Folder {
             stats.stalls.add(micros(took));
         }
         self.runs_since_count += u64::from(source.is_some());
+    }
+}
+
+/// Adds the broken pages of a piece, whose first outcome has this index. No part has pages in mappings of the program's and in others, too.
+fn add_broken<'a>(
+    table: &table::Table,
+    (piece, source): (PageRange, Option<Source<'a>>),
+    at: usize,
+    again: &mut Vec<Part<'a>>,
+) {
+    for is_placed in [false, true] {
+        let is_so = |page| table.is_refoldable(page) && table.placement(page) == Some(is_placed);
+        for (from, pages) in parts(piece, is_so) {
+            let part = PageRange { start: piece.start.add_pages(from), pages };
+            let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
+            again.push(Part { range: part, source, at: at + from as usize });
+        }
     }
 }
 

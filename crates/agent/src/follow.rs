@@ -29,9 +29,7 @@ use crate::cpu_time::cpu_time;
 use crate::hooks;
 use crate::keeper::{self, Keeper};
 use crate::lock::{Guard, Lock};
-#[cfg(not(target_env = "gnu"))]
-use crate::maps::Mapping;
-use crate::maps::{Kind, Maps};
+use crate::maps::{Kind, Mapping, Maps};
 use crate::spawn;
 use crate::table::Traits;
 use crate::world;
@@ -339,6 +337,16 @@ impl Following {
         is_known
     }
 
+    /// Whether all of a range maps this file privately, from this offset in bytes on, by the kernel's list.
+    pub fn shows_file(&self, range: PageRange, file: (u64, u64), offset: u64) -> bool {
+        self.maps.shows_file(range, file, offset)
+    }
+
+    /// The mapping that holds a page, by the kernel's list.
+    pub fn mapping_of(&self, page: HostVirt) -> Option<Mapping> {
+        self.maps.ask(page)
+    }
+
     /// As [`Following::may_replace`], for memory that is registered here, so that nothing else can lie there.
     pub fn may_replace_followed(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         // This call changes nothing: writers are kept out already, or no page lies there that they could write.
@@ -386,12 +394,6 @@ impl Following {
     #[cfg(not(target_env = "gnu"))]
     pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         self.maps.shows(range, traits, kind)
-    }
-
-    /// The mapping that holds a page, by the kernel's list.
-    #[cfg(not(target_env = "gnu"))]
-    pub fn mapping_of(&self, page: HostVirt) -> Option<Mapping> {
-        self.maps.ask(page)
     }
 
     /// Holds back every thread that discards or forks, for as long as the guard lives, which must be a moment. A caller
@@ -566,6 +568,26 @@ impl Shared {
     /// Forgets these pages: something else lies there.
     pub fn forget(&mut self, range: PageRange) {
         self.own.forget(range);
+    }
+
+    /// See [`Follower::set_home`].
+    pub fn set_home(&mut self, range: PageRange, content: HostVirt) {
+        self.own.set_home(range, content);
+    }
+
+    /// See [`Follower::homes`].
+    pub fn homes(&self) -> &[(PageRange, HostVirt)] {
+        self.own.homes()
+    }
+
+    /// See [`Follower::home_of`].
+    pub fn home_of(&self, page: HostVirt) -> Option<HostVirt> {
+        self.own.home_of(page)
+    }
+
+    /// Announces that the agent is about to drop pages from this one on, or has done so. See [`Expected::Dropping`].
+    pub fn expect_dropping(&mut self, from: Option<HostVirt>) {
+        self.own.expect(from.map(Expected::Dropping));
     }
 
     /// See [`Follower::expect_placing`].

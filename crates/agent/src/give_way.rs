@@ -85,7 +85,7 @@ fn unregister(range: PageRange) {
 /// Waits until nothing of a range lies in mappings of the pool. Says whether that was reached. A thread of the program calls
 /// it. The range may be folded again afterwards, unless it was shut.
 fn make_anonymous(range: PageRange) -> bool {
-    let left = || table::lock().pooled_pages(range).iter().map(|part| part.pages).sum::<u64>();
+    let left = || table::lock().mapped_by_us(range).iter().map(|part| part.pages).sum::<u64>();
     let mut before = left();
     let mut until = Instant::now() + WAIT_LONGEST;
     if before > 0 {
@@ -141,7 +141,7 @@ pub fn take_back(section: &Section) {
         return;
     }
     let table = table::lock();
-    for pooled in table.pooled_pages(table::everything()) {
+    for pooled in table.mapped_by_us(table::everything()) {
         for (part, traits) in table.known(pooled) {
             let is_yielded = traits.is_yielded();
             if is_yielded || section.following().watch().register(part, Watch::AbsentAndWrites).is_err() {

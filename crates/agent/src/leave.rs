@@ -197,7 +197,7 @@ fn restore_piece(
         dont_dump: mapping.advice.dont_dump,
         ..traits.advice
     });
-    let traits = Traits { asked: true, access: mapping.access, shut: 0, advice };
+    let traits = Traits { asked: true, access: mapping.access, shut: 0, advice, home: None };
     let following = Arc::clone(folder.parts().0.following());
     let Some(neighbour) = side.neighbour((&following, &table), piece, traits) else { return Restored::Alone };
     // Locked memory is not replaced. Nobody runs who could notice that it is not for a moment.

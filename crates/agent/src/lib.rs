@@ -24,6 +24,7 @@ mod forks;
 #[cfg(not(target_env = "gnu"))]
 mod gate;
 mod give_way;
+mod home;
 #[cfg(target_env = "gnu")]
 mod hooks;
 #[cfg(not(target_env = "gnu"))]

@@ -27,6 +27,8 @@ pub struct Mapping {
     pub has_pool_name: bool,
     /// The mapped file: its device and its inode number, which is 0 without a file.
     pub file: (u64, u64),
+    /// Offset of the first page in the file, in bytes.
+    pub offset: u64,
     /// Whether it is locked into memory. Known only with flags.
     pub locked: bool,
     /// Whether it has a property that a mapping of the pool cannot have: cleared for children, growing, sealed, or with
@@ -173,6 +175,20 @@ impl Maps {
         !traits.is_locked() && !is_locked(range)
     }
 
+    /// Whether all of a range maps this file privately, from this offset in bytes on.
+    pub fn shows_file(&self, range: PageRange, file: (u64, u64), offset: u64) -> bool {
+        let mut at = range.start;
+        while at < range.end() {
+            let Some(there) = self.ask(at) else { return false };
+            let expected = offset.wrapping_add(there.range.start.0).wrapping_sub(range.start.0);
+            if !there.private || there.file != file || there.offset != expected {
+                return false;
+            }
+            at = there.range.end();
+        }
+        true
+    }
+
     /// The pages behind a range that belong to the mapping of its last page.
     pub fn behind(&self, range: PageRange) -> PageRange {
         let end = self.ask(HostVirt(range.end().0 - PAGE_BYTES as u64)).map_or(range.end(), |last| last.range.end());
@@ -198,6 +214,7 @@ impl Maps {
             lease: false,
             has_pool_name: false,
             file: (makedev(query.device[0], query.device[1]), query.inode),
+            offset: query.offset,
             anonymous: query.inode == 0,
             locked: false,
             special: false,
@@ -298,7 +315,9 @@ fn take_line(line: &[u8], within: PageRange, found: &mut Vec<Mapping>) -> bool {
     let (first, last) = (start.max(within.start.0), end.min(within.end().0));
     if first < last {
         let pages = (last - first) / PAGE_BYTES as u64;
-        found.push(mapping(PageRange { start: HostVirt(first), pages }, rest));
+        let mut found_here = mapping(PageRange { start: HostVirt(first), pages }, rest);
+        found_here.offset = found_here.offset.wrapping_add(first - start);
+        found.push(found_here);
     }
     true
 }
@@ -316,7 +335,8 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
     let access = words.next().unwrap_or("");
     let bit = |letter, bit| if access.contains(letter) { bit } else { 0 };
     let bits = bit('r', libc::PROT_READ) | bit('w', libc::PROT_WRITE) | bit('x', libc::PROT_EXEC);
-    let device = words.nth(1).and_then(|device| device.split_once(':')).unwrap_or(("", ""));
+    let offset = words.next().and_then(|offset| u64::from_str_radix(offset, 16).ok());
+    let device = words.next().and_then(|device| device.split_once(':')).unwrap_or(("", ""));
     let [major, minor] = [device.0, device.1].map(|part| u32::from_str_radix(part, 16).unwrap_or(u32::MAX));
     let file = words.next().unwrap_or("?");
     let name = words.next().unwrap_or("");
@@ -329,6 +349,7 @@ fn mapping(range: PageRange, rest: &str) -> Mapping {
         lease: !private && name == LEASE,
         has_pool_name: private && name.starts_with(act::POOL_NAMES),
         file: (makedev(major, minor), file.parse().unwrap_or(u64::MAX)),
+        offset: offset.unwrap_or(u64::MAX),
         anonymous: private && file == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
         locked: false,
         special: false,

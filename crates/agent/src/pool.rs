@@ -14,9 +14,9 @@ struct Segment {
     offered: bool,
 }
 
-/// All segments that this member maps or may map.
+/// All segments that this member maps or may map, and how often one was offered.
 #[derive(Default)]
-pub struct Pool(BTreeMap<u8, Segment>);
+pub struct Pool(BTreeMap<u8, Segment>, u64);
 
 impl Pool {
     /// Begins a new connection: a segment that the worker does not offer again is not part of its pool.
@@ -34,6 +34,7 @@ impl Pool {
         let stat = rustix::fs::fstat(&file)?;
         maps::know_pool(&stat);
         let identity = (stat.st_dev, stat.st_ino);
+        self.1 += 1;
         match self.0.get_mut(&number) {
             Some(segment) if segment.file == identity => {
                 segment.offered = true;
@@ -46,6 +47,18 @@ impl Pool {
                 Ok(replaces)
             }
         }
+    }
+
+    /// Number of times that a segment was offered.
+    pub const fn offers(&self) -> u64 {
+        self.1
+    }
+
+    /// The template that is this file, if the worker of this connection offered one: its number, and how many slots it has.
+    pub fn template(&self, file: (u64, u64)) -> Option<(u8, u64)> {
+        let mut templates = self.0.range(PoolSlot::FIRST_TEMPLATE..);
+        let (number, segment) = templates.find(|(_, segment)| segment.offered && segment.file == file)?;
+        Some((*number, segment.view.pages()))
     }
 
     /// The segment that a slot lies in, if the worker of this connection offered it.

@@ -25,6 +25,7 @@
 //! pages in [`GROUP_PARTS`] parts at a time, and a witness answers soon or not at all.
 
 use crate::follow::Following;
+use crate::home;
 use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
@@ -76,14 +77,26 @@ pub fn fold_group(
     group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
     following.hold().begin_section();
     let began = Instant::now();
+    let at_home: Vec<PageRange> =
+        group.iter().filter(|part| is_in_own_mapping(table, part)).map(|part| part.range).collect();
     // Where the program looks after its faults by itself, this fails, and the part stays as it is.
-    let keep_out = |part: &&Part<'_>| following.until_read(|_| following.watch().protect(part.range, true)).1.is_ok();
+    let keep_out = |part: &&Part<'_>| {
+        let is_watched = !at_home.contains(&part.range)
+            || table.traits(part.range).is_some_and(|traits| home::watch(following, part.range, traits));
+        is_watched && following.until_read(|_| following.watch().protect(part.range, true)).1.is_ok()
+    };
     let kept_out: Vec<&Part<'_>> = group.iter().filter(keep_out).collect();
     let proofs = witness.ask(pagemap, kept_out.iter().map(|part| part.range));
     replace_proved(table, (following, reader), &kept_out, (proofs, generation), outcomes);
     following.end_section(&[]);
     let_writers_in(table, following, &kept_out);
+    at_home.into_iter().for_each(|range| home::leave(table, following, range));
     (group.len(), began.elapsed())
+}
+
+/// Whether a part lies in a mapping of the program's own: its pages have homes, and no slots were placed over them.
+fn is_in_own_mapping(table: &Table, part: &Part<'_>) -> bool {
+    table.home(part.range.start.page()).is_some() && table.placement(part.range) == Some(false)
 }
 
 /// The first parts, as many as a group may have; one at least.
@@ -198,6 +211,13 @@ fn map_over(
 ) -> Result<(), Errno> {
     let slot = source.map(|source| source.first.add(offset).ok_or(Errno::INVAL)).transpose()?;
     let traits = table.traits(piece).unwrap_or_default();
+    if let Some(home) = traits.home.map(|home| home.of(piece.start.page()))
+        && slot.is_none_or(|slot| slot == home)
+    {
+        // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot, which is its home, or
+        // zeros. The table's lock keeps other threads from mapping anything else there.
+        return unsafe { home::come_home(table, following, (piece, traits), slot.is_none()) };
+    }
     match (source, slot) {
         // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot. The
         // table's lock keeps other threads from mapping anything else there.

@@ -630,11 +630,12 @@ fn rest(unchanged: Duration) -> Duration {
     (unchanged / REST_SHARE).min(FURTHEST)
 }
 
-/// Memory that was asked in, in order; neighbouring parts are joined.
+/// Memory that was asked in, in order; neighbouring parts are joined. Memory with homes is left out: of it, only broken pages are
+/// looked at.
 pub fn spans() -> Vec<PageRange> {
     let known = table::lock().known(table::everything());
     let mut spans: Vec<PageRange> = Vec::new();
-    for (range, _) in known.into_iter().filter(|(_, traits)| traits.asked) {
+    for (range, _) in known.into_iter().filter(|(_, traits)| traits.asked && traits.home.is_none()) {
         match spans.last_mut() {
             Some(last) if last.end() == range.start => last.pages += range.pages,
             _ => spans.push(range),

@@ -23,9 +23,10 @@
 pub mod bits;
 pub mod chunk;
 mod extents;
+mod homes;
 mod lookup;
 
-pub use extents::{Advice, READ_WRITE, Shut, Traits};
+pub use extents::{Advice, Home, READ_WRITE, Shut, Traits};
 pub use lookup::everything;
 
 use crate::follow;
@@ -62,7 +63,7 @@ pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
     // SAFETY: by the caller.
     unsafe { TABLE.begin_anew(Table::new()) };
     let mut table = lock();
-    for (range, traits) in known {
+    for (range, traits) in known.iter().filter(|(_, traits)| traits.home.is_none()) {
         let (first, end) = span(*range);
         table.extents.insert(first, end, *traits);
     }
@@ -74,8 +75,10 @@ pub struct Counts {
     /// Pages that may be folded, at once or when the reason against it is taken back. Those that are only reserved are
     /// left out.
     pub enrolled: u64,
-    /// Pages that map a slot.
+    /// Pages that map a slot, but for those at home.
     pub folded: u64,
+    /// Pages that were born folded and show their homes, or empty slots.
+    pub at_home: u64,
     /// Pages that were folded as zeros, and were not seen written since.
     pub zeroed: u64,
     /// Private pages inside mappings of the pool.
@@ -111,6 +114,8 @@ pub struct Table {
     written: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
+    /// Private mappings of files that the program has asked in, of which it is not known yet whether they are a template's.
+    of_files: Vec<(PageRange, Traits)>,
 }
 
 /// The numbers of the first page of `range` and of the one behind its last.
@@ -124,6 +129,11 @@ const fn keys(first: u64, end: u64) -> std::ops::RangeInclusive<u64> {
     first / CHUNK_PAGES..=(end - 1) / CHUNK_PAGES
 }
 
+/// The same for any `first` and `end`.
+const fn keys_or_none(first: u64, end: u64) -> std::ops::Range<u64> {
+    if first < end { first / CHUNK_PAGES..(end - 1) / CHUNK_PAGES + 1 } else { 0..0 }
+}
+
 /// The pages of chunk `key` that lie in `first..end`.
 fn of_chunk(key: u64, first: u64, end: u64) -> Bits {
     let base = key * CHUNK_PAGES;
@@ -132,20 +142,22 @@ fn of_chunk(key: u64, first: u64, end: u64) -> Bits {
     Bits::span(from - base, to - from)
 }
 
+/// Adds a run to the last one if it continues that. Says whether it does.
+fn joins_last(runs: &mut [SlotRun], run: SlotRun) -> bool {
+    let Some(last) = runs.last_mut() else { return false };
+    let goes_on =
+        last.start.add_pages(last.pages.into()) == run.start && last.slot.add(last.pages.into()) == Some(run.slot);
+    let total = last.pages.checked_add(run.pages).filter(|_| goes_on);
+    last.pages = total.unwrap_or(last.pages);
+    total.is_some()
+}
+
 /// Appends a run, and joins it to the last one if it continues that.
 fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
-    let start = HostVirt(first << PAGE_SHIFT);
-    if let Some(last) = runs.last_mut()
-        && last.start.add_pages(last.pages.into()) == start
-        && last.slot.add(last.pages.into()) == Some(slot)
-        && let Some(total) = last.pages.checked_add(count as u16)
-    {
-        last.pages = total;
-        return;
-    }
+    let run = SlotRun { start: HostVirt(first << PAGE_SHIFT), slot, pages: count as u16 };
     // If there is no memory for this note, the pool keeps a slot too long, which is better than to abort the program.
-    if runs.try_reserve(1).is_ok() {
-        runs.push(SlotRun { start, slot, pages: count as u16 });
+    if !joins_last(runs, run) && runs.try_reserve(1).is_ok() {
+        runs.push(run);
     }
 }
 
@@ -180,6 +192,7 @@ impl Table {
             lately: Folds::NONE,
             written: 0,
             next: 0,
+            of_files: Vec::new(),
         }
     }
 
@@ -209,7 +222,8 @@ impl Table {
             self.extents.insert(at, gap_end, traits);
             at = known.map_or(end, |(_, stop, _)| stop);
         }
-        self.extents.change(first, end, |known| known.asked = true);
+        // Memory with homes that was left cannot come back: the worker counts its pages as away.
+        self.extents.change(first, end, |known| known.asked |= known.home.is_none());
     }
 
     /// Enrols memory with these traits, in place of those that it had.
@@ -227,15 +241,22 @@ impl Table {
     pub fn unask(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.note_change();
+        self.leave_homes(first, end);
         self.extents.change(first, end, |known| known.asked = false);
     }
 
     /// Notes that this memory was unmapped, or that something else was mapped in its place.
     pub fn forget(&mut self, range: PageRange) {
         let (first, end) = span(range);
+        self.of_files.retain(|(known, _)| known.end() <= range.start || range.end() <= known.start);
+        self.leave_homes(first, end);
         if self.extents.remove(first, end) {
             self.note_change();
             self.leave_pool(first, end, true);
+            self.chunks.range_mut(keys_or_none(first, end)).for_each(|(&key, chunk)| {
+                let gone = of_chunk(key, first, end);
+                chunk.change_at_home(|at_home| at_home.placed = at_home.placed.without(gone));
+            });
         }
     }
 
@@ -294,6 +315,7 @@ impl Table {
         let broken = self.broken_pages(from);
         let zeroed = self.zeroed_pages(from);
         let pending = self.pending_pages(from);
+        let placed = self.placed_pages(from);
         let (folds, lately) = (self.folds, self.lately);
         self.forget(PageRange { start: to, pages: from.pages });
         // The slots move along, so they are not released.
@@ -302,7 +324,13 @@ impl Table {
         let there = |page: u64| to.page() + (page - first);
         let at = |range: PageRange| PageRange { start: HostVirt(there(range.start.page()) << PAGE_SHIFT), ..range };
         for (start, stop, traits) in moved {
-            self.extents.insert(there(start), there(stop), traits);
+            // The worker knows homes by their addresses.
+            let home = traits.home.map(|home| home.moved(start, there(start)));
+            self.extents.insert(
+                there(start),
+                there(stop),
+                Traits { home, asked: traits.asked && home.is_none(), ..traits },
+            );
         }
         for run in runs {
             self.set_folded(SlotRun { start: HostVirt(there(run.start.page()) << PAGE_SHIFT), ..run });
@@ -310,6 +338,7 @@ impl Table {
         broken.into_iter().for_each(|range| self.set_broken(at(range)));
         zeroed.into_iter().for_each(|range| self.set_zeroed(at(range)));
         pending.into_iter().for_each(|range| self.set_pending(at(range)));
+        placed.into_iter().for_each(|range| self.set_placed(at(range), true));
         // The folds are no new ones; only their places are.
         (self.folds, self.lately) = (folds, lately);
     }
@@ -368,6 +397,9 @@ impl Table {
         self.lately.made = made;
         self.folded += range.pages;
         self.folds += range.pages;
+        if self.traits(range).is_some_and(|traits| traits.home.is_some()) {
+            self.set_placed(range, true);
+        }
     }
 
     /// Notes that these pages held zeros, and were dropped.
@@ -388,8 +420,11 @@ impl Table {
     pub fn set_broken(&mut self, range: PageRange) {
         let (first, end) = span(range);
         let (now, last_quiet, mut short, mut written) = (self.now, self.last_quiet, [0; MOMENTS], 0);
+        let at_home = self.at_home(range);
         self.each_known(first, end, |key, chunk| {
-            let pages = chunk.mapped.and(of_chunk(key, first, end));
+            let here = of_chunk(key, first, end);
+            let left = at_home.iter().map(|range| of_chunk(key, range.start.page(), range.end().page()));
+            let pages = chunk.mapped.and(here).or(left.fold(Bits::default(), Bits::or));
             add(&mut short, chunk.ended(pages, now));
             written += chunk.written_at(pages, (now, last_quiet));
         });

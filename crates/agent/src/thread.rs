@@ -28,7 +28,7 @@ use crate::table;
 use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
 use crate::world::{self, Enrolment};
-use crate::{arena, forks, give_way, hooks, keeper};
+use crate::{arena, forks, give_way, home, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
@@ -130,6 +130,8 @@ struct Agent {
     forks: Forks,
     /// Births that were taken in.
     births: u64,
+    /// Numbers of mappings of files and of offered segments when born memory was last looked for.
+    tried: (usize, u64),
     /// The most mappings that may stay, and the time after which no more are given back.
     withdrawing: Option<(u64, Instant)>,
 }
@@ -324,6 +326,7 @@ impl Agent {
             silence: Silence::default(),
             forks: Forks::new(now),
             births: 0,
+            tried: (0, 0),
             withdrawing: None,
         })
     }
@@ -462,20 +465,40 @@ impl Agent {
             self.pool.forget_withdrawn();
             orphan_unknown(&self.pool);
             let lost_track = self.lost_track().is_some();
-            let held = {
+            let (held, homes) = {
                 let mut table = table::lock();
                 if !lost_track {
                     table.take_released(usize::MAX);
                 }
                 // Without track of the mappings, slots in the list of released ones may still be mapped somewhere.
-                [table.all_slot_runs(), table.released().to_vec()].concat()
+                ([table.all_slot_runs(), table.released().to_vec()].concat(), table.home_runs())
             };
+            for runs in homes.chunks(RUNS) {
+                session.link.send(&ToWorker::Home(runs.to_vec()))?;
+            }
+            self.enter_homes(session)?;
+            Self::tell_moves(session)?;
             for runs in held.chunks(RUNS) {
                 session.link.send(&ToWorker::Held(runs.to_vec()))?;
             }
             self.former_leases.extend(self.lease.take());
             self.take_lease(session)?;
             self.rounds.again(&self.pagemap).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Enters memory that was born folded, if the program has asked in mappings of files, or the worker has offered templates since the last
+    /// look.
+    fn enter_homes(&mut self, session: &mut Session) -> io::Result<()> {
+        let tried = (table::lock().of_files().len(), self.pool.offers());
+        let Ok(folder) = &self.folder else { return Ok(()) };
+        if tried.0 == 0 || std::mem::replace(&mut self.tried, tried) == tried {
+            return Ok(());
+        }
+        let told = home::enter(&self.pool, folder.section().following());
+        for runs in told.chunks(RUNS) {
+            session.link.send(&ToWorker::Home(runs.to_vec()))?;
         }
         Ok(())
     }
@@ -531,6 +554,7 @@ impl Agent {
             return self.say_why_it_rests(session, how);
         }
         self.mind_forks(now);
+        self.enter_homes(session)?;
         self.look_at_broken(pace, now)?;
         if let Ok(folder) = &mut self.folder {
             folder.settle_discards(&self.pagemap).map_err(io::Error::other)?;
@@ -551,6 +575,7 @@ impl Agent {
         }
         session.rest_window(now);
         self.release(session)?;
+        Self::tell_moves(session)?;
         if !self.former_leases.is_empty() && session.link.is_read() {
             self.former_leases.clear();
         }
@@ -668,6 +693,18 @@ impl Agent {
         let has_moved = self.folder.as_ref().is_ok_and(|folder| folder.section().following().has_moved());
         if self.lost_track().is_none() && !has_moved { release(&mut session.link) } else { Ok(()) }
     }
+
+    /// Tells the worker which pages have left their homes, and which show them again.
+    fn tell_moves(session: &mut Session) -> io::Result<()> {
+        let [left, back] = table::lock().take_moves();
+        for runs in left.chunks(RUNS) {
+            session.link.send(&ToWorker::Released(runs.to_vec()))?;
+        }
+        for runs in back.chunks(RUNS) {
+            session.link.send(&ToWorker::Home(runs.to_vec()))?;
+        }
+        Ok(())
+    }
 }
 
 /// Tells the worker which slots are mapped no longer.
@@ -688,6 +725,7 @@ fn orphan(of_segment: impl Fn(u8) -> bool) {
     for run in table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())) {
         table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
     }
+    table.lose_homes(&of_segment);
     table.drop_released(|slot| of_segment(slot.segment()));
 }
 

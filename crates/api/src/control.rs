@@ -12,6 +12,8 @@
 //!     | ---------------------------------------------> |   once, after a start or an adoption
 //!     | <----- Adopted {members, segments} + segments  |   what there is already, for a new supervisor
 //!     | Admit {member} + the member's socket --------> |
+//!     | Load {template} + its file ------------------> |   members may map it: its pages are slots
+//!     | Unload {number} -----------------------------> |   it may go when nobody maps it any more
 //!     | Set {settings} ------------------------------> |
 //!     | Report --------------------------------------> |
 //!     | <-------------------------------------- Report |
@@ -163,6 +165,10 @@ pub enum Order {
     Admit(Identity),
     /// A member no longer: its connection is to end. Its process goes on.
     Dismiss(Identity),
+    /// A template; with it, a read-only file.
+    Load(SegmentInfo),
+    /// The template of this number is to be dropped as any other segment is, when none of its slots is held.
+    Unload(u8),
     /// New settings of the group.
     Set(Settings),
     /// Report on the group.

@@ -10,12 +10,15 @@
 //! The agent's object is handed on, too. The service keeps that sealed memory file for the next one that puts an agent into a
 //! process, so that all processes map one file. Anybody may ask for it. Root alone may have one kept. The asker compares its bytes with its own.
 //!
+//! Questions about templates come here, too, because files go with them ([`crate::template`]).
+//!
 //! ```text
 //!   pagefold-attach: which object is kept? --> supervisor --> that file, or none
 //!   pagefold-attach: keep this object -------> supervisor
 //! ```
 
 use crate::place::Place;
+use crate::template;
 use host::{ForeignFile, PeerProcess, Received, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
@@ -42,6 +45,8 @@ pub enum Handed {
     Object(ForeignFile),
     /// The question which object is kept.
     WhichObject,
+    /// A question about templates, and the file that goes with it.
+    Template(template::Question, Option<ForeignFile>),
 }
 
 /// Frame of a message about the agent's object.
@@ -86,8 +91,16 @@ pub fn keep_object(place: &Place, object: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// It is no such thing, or not theirs to hand on.
 pub fn take(from: &Seqpacket) -> io::Result<Option<Handed>> {
-    let (mut frame, mut files) = ([0; 8], Vec::new());
+    let (mut frame, mut files) = ([0; 512], Vec::new());
     let received = from.receive(&mut frame, &mut files);
+    if let Ok(Received::Frame(bytes)) = received
+        && frame[0] == template::MARK
+        && files.len() <= 1
+    {
+        let file = files.pop().map(ForeignFile::from);
+        let question = template::decode(&frame[..bytes]).ok_or(io::ErrorKind::InvalidData)?;
+        return Ok(Some(Handed::Template(question, file)));
+    }
     if matches!(received, Ok(Received::Frame(1))) && frame[..1] == OBJECT && files.len() <= 1 {
         let Some(object) = files.pop().map(ForeignFile::from) else { return Ok(Some(Handed::WhichObject)) };
         let is_roots = from.peer()?.uid == 0;

@@ -12,6 +12,7 @@
 //! | `enrol` | rules that enrol running processes |
 //! | `name` | valid names of groups and members |
 //! | `hand` | connections that are handed on to a service |
+//! | `template` | questions about templates, and the files that go with them |
 //! | `place` | the directory of a service |
 //! | `shown` | groups in the shapes that programs read |
 //! | `setup` | the supervisor's word to `pagefold-web` |
@@ -32,3 +33,4 @@ pub mod name;
 pub mod place;
 pub mod setup;
 pub mod shown;
+pub mod template;

@@ -5,7 +5,7 @@ use crate::lease::DepartedMember;
 use crate::member::{Asked, Booking, Cut, FOLDS_IN_FLIGHT, Member};
 use crate::table::MemberId;
 use api::control::{News, SegmentInfo};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{Hello, MemberState, MemberStats, Outcome, ToAgent, ToWorker, VERSION};
@@ -64,6 +64,10 @@ impl Group {
             }
             ToWorker::Held(runs) => {
                 member.backlog.extend(runs.into_iter().map(Booking::Held));
+                Ok(())
+            }
+            ToWorker::Home(runs) => {
+                member.backlog.extend(runs.into_iter().map(Booking::Home));
                 Ok(())
             }
             ToWorker::LeaseTaken(epoch) => Ok(member.leases.take(epoch)?),
@@ -134,6 +138,11 @@ impl Group {
                     self.held(id, run, now)?;
                     pages += u64::from(run.pages);
                 }
+                Booking::Home(run) => {
+                    let crosses = self.planner.at_home(id, run)?;
+                    self.mind_crossing(crosses, now);
+                    pages += u64::from(run.pages);
+                }
                 Booking::Released(run) => {
                     let released = self.planner.released(id, &[run]);
                     self.hand_over_deferred(id, now);
@@ -150,11 +159,16 @@ impl Group {
         let departed: Vec<&DepartedMember> =
             self.departed.iter().filter(|departed| departed.is_of(&member.identity)).collect();
         let crosses = self.planner.held(id, &[run], |slot| departed.iter().any(|departed| departed.holds(slot)))?;
+        self.mind_crossing(crosses, now);
+        Ok(())
+    }
+
+    /// Has everything made private where a member maps what belongs to another, and members share nothing.
+    fn mind_crossing(&mut self, crosses: bool, now: Instant) {
         if crosses {
             self.clear(crate::group::Clearing::Separation);
             self.apply(now);
         }
-        Ok(())
     }
 
     /// Hands the holds of a member's released slots over to its leases.
@@ -186,11 +200,9 @@ impl Group {
     /// Hands out new segments, and makes the requests that the plan wants.
     pub fn speak(&mut self, now: Instant) {
         for number in std::mem::take(&mut self.planner.pool.made) {
-            let Some((slots, file)) = self.planner.pool.handout(number) else { continue };
-            for member in self.members.values_mut().filter(|member| member.is_serving) {
-                member.say(&ToAgent::Segment(number, slots), Some(Rc::clone(&file)));
+            if let Some((slots, file)) = self.hand_out(number) {
+                self.tell(News::Segment(SegmentInfo { number, slots }), vec![file]);
             }
-            self.tell(News::Segment(SegmentInfo { number, slots }), vec![file]);
         }
         let most_deferred =
             usize::try_from(u64::from(self.settings.pool_slots) / DEFERRED_PART).unwrap_or(usize::MAX).max(1);
@@ -215,6 +227,15 @@ impl Group {
             }
         }
         self.flush(now);
+    }
+
+    /// Gives all members a segment.
+    pub(crate) fn hand_out(&mut self, number: u8) -> Option<(u32, Rc<OwnedFd>)> {
+        let (slots, file) = self.planner.pool.handout(number)?;
+        for member in self.members.values_mut().filter(|member| member.is_serving) {
+            member.say(&ToAgent::Segment(number, slots), Some(Rc::clone(&file)));
+        }
+        Some((slots, file))
     }
 
     fn flush(&mut self, now: Instant) {

@@ -165,13 +165,14 @@ impl Group {
             Order::Take { settings, segments } => {
                 self.set(settings, now);
                 self.begun = true;
-                for (info, file) in segments.into_iter().zip(files) {
-                    let taken = self.planner.pool.inherit(info.number, info.slots, file);
-                    if let Err(e) = taken.and_then(|()| self.inheritance.add(&mut self.planner, info.number)) {
-                        self.event(format!("cannot take over segment {} of the pool: {e}", info.number));
-                    }
-                }
+                segments.into_iter().zip(files).for_each(|(info, file)| self.take_over(info, file));
             }
+            Order::Load(info) if !self.planner.pool.has(info.number) => {
+                files.pop().into_iter().for_each(|file| self.take_over(info, file));
+                self.hand_out(info.number);
+            }
+            Order::Load(info) => self.planner.pool.set_loaded(info.number, true),
+            Order::Unload(number) => self.planner.pool.set_loaded(number, false),
             Order::Admit(identity) => match files.pop() {
                 Some(socket) => self.admit(identity, Seqpacket::from_stranger(socket), now),
                 None => self.event(format!("member {} came without its socket", identity.name)),
@@ -184,6 +185,14 @@ impl Group {
                 self.tell(News::Report(Box::new(report)), Vec::new());
             }
             Order::Room(room) => self.answered(room, now),
+        }
+    }
+
+    /// Takes over a segment whose slots are filled: of a predecessor, or a template.
+    fn take_over(&mut self, info: SegmentInfo, file: OwnedFd) {
+        let taken = self.planner.pool.inherit(info.number, info.slots, file);
+        if let Err(e) = taken.and_then(|()| self.inheritance.add(&mut self.planner, info.number)) {
+            self.event(format!("cannot take over segment {} of the pool: {e}", info.number));
         }
     }
 

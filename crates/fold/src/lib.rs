@@ -17,6 +17,7 @@ mod extents;
 mod extents_tests;
 mod fleeting;
 mod group;
+mod home;
 mod huge;
 mod index;
 #[cfg(test)]

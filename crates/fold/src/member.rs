@@ -107,6 +107,8 @@ pub struct Asked {
 pub enum Booking {
     /// The member maps these slots since an earlier connection.
     Held(SlotRun),
+    /// The member was born with these slots of a template.
+    Home(SlotRun),
     /// The member maps these slots no longer.
     Released(SlotRun),
 }

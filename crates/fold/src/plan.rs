@@ -24,6 +24,7 @@
 //! for a full report later ([`Place::missed`]).
 
 use crate::fleeting::Fleeting;
+use crate::home::Homes;
 use crate::index::{Entry, Index, Key, Keys};
 use crate::pool::{Full, Pool};
 use crate::segment::SlotState;
@@ -84,6 +85,8 @@ pub struct Place {
     pub retries: Vec<PageRef>,
     /// Whether the plan lost a page that only a full report brings back.
     pub missed: bool,
+    /// Pages of it that were born folded.
+    pub homes: Homes,
 }
 
 impl Place {
@@ -234,6 +237,9 @@ impl Planner {
     }
 
     fn page_rested(&mut self, page: PageRef, fingerprint: u64, huge: bool) {
+        if self.is_at_home(page) {
+            return;
+        }
         let known = self.table.fingerprint(page);
         if known != 0 || self.table.is_any(page, &[Mark::Mapped, Mark::Sent, Mark::Wanted]) {
             if self.table.is(page, Mark::Mapped) {
@@ -263,6 +269,16 @@ impl Planner {
         let huge = self.table.is(page, Mark::Huge);
         if !self.policy.folds || fingerprint == 0 {
             return;
+        }
+        if let Some(home) = self.home(page) {
+            let is_live = self.pool.state(home) == SlotState::Live;
+            if is_live && self.pool.content(home).0 == fingerprint {
+                return self.want(page, home);
+            }
+            // Anonymous memory in the middle of a template would not show the template again when it is discarded.
+            if is_live && fingerprint == Fingerprint::ZERO_PAGE.0 {
+                return;
+            }
         }
         if fingerprint == Fingerprint::ZERO_PAGE.0 {
             if self.policy.zeros && !huge {

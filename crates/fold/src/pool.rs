@@ -108,7 +108,7 @@ impl Pool {
             next: None,
             most_slots,
             slots: 0,
-            last_number: 254,
+            last_number: PoolSlot::FIRST_TEMPLATE - 1,
             has_prover: false,
         }
     }
@@ -207,7 +207,7 @@ impl Pool {
     /// would take one for the other.
     fn unused_number(&mut self) -> u8 {
         loop {
-            self.last_number = (self.last_number + 1) % 255;
+            self.last_number = (self.last_number + 1) % PoolSlot::FIRST_TEMPLATE;
             if self.segments[usize::from(self.last_number)].is_none() {
                 return self.last_number;
             }
@@ -225,9 +225,40 @@ impl Pool {
         }
         let inherited = InheritedSegment::take(file, slots)?;
         let file = inherited.read_only()?;
-        self.put(number, Segment::new(Memory::Inherited(inherited), file));
-        self.last_number = number.max(if self.last_number == 254 { 0 } else { self.last_number });
+        let is_loaded = number >= PoolSlot::FIRST_TEMPLATE;
+        let mut segment = Segment::new(Memory::Inherited(inherited), file);
+        segment.is_loaded = is_loaded;
+        self.put(number, segment);
+        if !is_loaded {
+            let is_first = self.last_number == PoolSlot::FIRST_TEMPLATE - 1;
+            self.last_number = number.max(if is_first { 0 } else { self.last_number });
+        }
         Ok(())
+    }
+
+    /// Whether it has a segment of this number.
+    pub fn has(&self, number: u8) -> bool {
+        self.segments.get(usize::from(number)).is_some_and(Option::is_some)
+    }
+
+    /// Sets whether a template is loaded. One that is not is dropped as any other segment is.
+    pub fn set_loaded(&mut self, number: u8, is_loaded: bool) {
+        let segment = self.segments.get_mut(usize::from(number)).into_iter().flatten();
+        segment.for_each(|segment| segment.is_loaded = is_loaded && number >= PoolSlot::FIRST_TEMPLATE);
+    }
+
+    /// Number of slots of a segment, empty ones too; 0 if there is none.
+    pub fn slots_of(&self, number: u8) -> u32 {
+        self.segments.get(usize::from(number)).and_then(Option::as_deref).map_or(0, Segment::slots)
+    }
+
+    /// Takes in how much memory templates take.
+    pub fn look_at_templates(&mut self) {
+        for segment in self.segments.iter_mut().flatten().filter(|segment| segment.is_loaded) {
+            let before = segment.resident;
+            segment.look_at_memory();
+            self.slots = self.slots + u64::from(segment.resident) - u64::from(before);
+        }
     }
 
     /// Finds the first filled slots of an inherited segment from `from` on, and makes them live.
@@ -423,7 +454,7 @@ impl Pool {
 
     /// A segment of which no slot was held for `time`.
     pub fn idle_segment(&self, now: Instant, time: Duration) -> Option<u8> {
-        let used = |s: &Segment| s.resident > 0 || s.is_inherited();
+        let used = |s: &Segment| (s.resident > 0 || s.is_inherited()) && !s.is_loaded;
         let idle = |s: &Segment| s.idle_since.is_some_and(|since| now.saturating_duration_since(since) >= time);
         self.segments().find(|(_, segment)| used(segment) && idle(segment)).map(|(number, _)| number)
     }

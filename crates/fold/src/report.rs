@@ -66,6 +66,7 @@ fn why_nothing(stats: &MemberStats) -> String {
 impl Group {
     /// Makes the report.
     pub fn report(&mut self, now: Instant) -> GroupReport {
+        self.planner.pool.look_at_templates();
         let mut done = self.former.done;
         let stats: Vec<&MemberStats> = self.members.values().map(|member| &member.stats).collect();
         stats.iter().for_each(|stats| done.add(&stats.done));

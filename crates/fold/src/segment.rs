@@ -23,7 +23,8 @@
 //! - a process that may still map it unseen by the worker.
 //!
 //! A *reference* is a page of a connected member that maps it.
-//! Slots of an inherited segment are live from the beginning and never free, because this worker cannot write them.
+//! Slots of an inherited segment are live from the beginning and never free, because this worker cannot write them. So are those of
+//! a *template*, but for empty ones: these are free, and never taken. A template is not dropped while it is loaded.
 
 use crate::extents::Extents;
 use act::{InheritedSegment, PoolSegment};
@@ -102,6 +103,8 @@ pub struct Segment {
     pub unfilled: u32,
     /// Since when no slot was held.
     pub idle_since: Option<Instant>,
+    /// Whether it is a template that is loaded.
+    pub is_loaded: bool,
 }
 
 impl Segment {
@@ -126,6 +129,7 @@ impl Segment {
             by_sharers: [0; 4],
             unfilled: 0,
             idle_since: Some(Instant::now()),
+            is_loaded: false,
         }
     }
 
@@ -254,6 +258,13 @@ impl Segment {
         self.grow_to(slots.end);
         self.resident += slots.end - slots.start;
         self.states[slots.start as usize..slots.end as usize].fill(SlotState::Live);
+    }
+
+    /// Takes in how much memory a template takes. The kernel gives a page to an empty slot as soon as somebody reads it.
+    pub fn look_at_memory(&mut self) {
+        if let Memory::Inherited(inherited) = &self.memory {
+            self.resident = inherited.pages().unwrap_or(self.resident);
+        }
     }
 
     /// Sets the content of an inherited slot, and its owner where members share nothing.

@@ -161,6 +161,8 @@ impl Planner {
         self.table.set_fingerprint(page, 0);
         if early {
             self.place(member).deferred.push(slot);
+        } else if self.home(page) == Some(slot) {
+            self.came_home(page, slot);
         } else {
             self.map(page, slot);
         }
@@ -194,6 +196,9 @@ impl Planner {
             for n in 0..run.pages {
                 let address = run.start.add_pages(n.into());
                 let slot = run.slot.add(n.into()).ok_or(Lie::Released(address, run.slot))?;
+                if self.left_home(member, address, slot)? {
+                    continue;
+                }
                 let page = self.page_at(member, address).ok_or(Lie::Released(address, slot))?;
                 if self.table.slot(page) != slot.bits() {
                     return Err(Lie::Released(address, slot));
@@ -245,7 +250,7 @@ impl Planner {
                 }
                 let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(NotBooked::Full)?;
                 let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
-                if self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
+                if self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) || self.is_at_home(page) {
                     return Err(lie.into());
                 }
                 self.forget(page);
@@ -297,6 +302,7 @@ impl Planner {
         }
         let place = self.places[member.0 as usize].take().unwrap_or_default();
         let mut left = Left { slots: place.deferred };
+        left.slots.append(&mut self.leave_homes(&place.homes, &place.chunks));
         for chunk in place.chunks.into_values() {
             for at in 0..CHUNK_PAGES as usize {
                 self.leave_page(PageRef::new(chunk, at), &mut left);

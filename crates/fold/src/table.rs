@@ -86,6 +86,8 @@ pub enum Mark {
     Early,
     /// It maps its slot.
     Mapped,
+    /// It has a home, and shows it no longer (`home.rs`).
+    Away,
 }
 
 /// A kind of request that the pages of a chunk may need.
@@ -98,7 +100,7 @@ pub enum Queue {
     Donations,
 }
 
-const MARKS: usize = Mark::Mapped as usize + 1;
+const MARKS: usize = Mark::Away as usize + 1;
 
 /// 64 neighbouring pages of a member.
 #[derive(Debug)]

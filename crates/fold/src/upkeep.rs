@@ -1,7 +1,7 @@
 //! Changes of the plan as a whole: new settings, the next pass over the hash space, a predecessor's slots, and dropped
 //! segments.
 
-use crate::plan::{Planner, Policy};
+use crate::plan::{Place, Planner, Policy};
 use crate::segment::SlotState;
 use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
 use page::PoolSlot;
@@ -138,7 +138,7 @@ impl Planner {
                     self.forget(page);
                 }
             }
-            if busy | self.table.chunk(chunk).all(Mark::Wanted) == 0 {
+            if busy | self.table.chunk(chunk).all(Mark::Wanted) | self.table.chunk(chunk).all(Mark::Away) == 0 {
                 self.place(member).chunks.remove(&number);
                 self.table.remove(chunk);
             }
@@ -166,7 +166,8 @@ impl Planner {
 
     /// Bytes of memory of the whole plan.
     pub fn bytes(&self) -> u64 {
-        let places: usize = self.places.iter().flatten().map(|place| place.chunks.capacity() * 13).sum();
+        let of_place = |place: &Place| place.chunks.capacity() * 13 + place.homes.bytes();
+        let places: usize = self.places.iter().flatten().map(|place| of_place(place)).sum();
         self.table.bytes()
             + self.index.bytes()
             + self.pool.bytes()

@@ -13,6 +13,10 @@ impl PoolSlot {
     const INDEX_BITS: u32 = 24;
     /// Most slots of a segment, which then has 64 GiB.
     pub const PER_SEGMENT: u32 = 1 << Self::INDEX_BITS;
+    /// Bound of the numbers of segments: the worker's index keeps a bit of a slot's number for itself.
+    pub const SEGMENTS: u8 = 128;
+    /// The first number of a template: a segment that somebody made of a guest's memory, in its order. The worker fills those below.
+    pub const FIRST_TEMPLATE: u8 = 112;
 
     /// The slot with this index in this segment; `None` if the index is too large for any segment.
     pub const fn new(segment: u8, index: u32) -> Option<Self> {
@@ -27,6 +31,11 @@ impl PoolSlot {
     /// Segment and index in one number.
     pub const fn bits(self) -> u32 {
         self.0
+    }
+
+    /// Whether it is a page of a template.
+    pub const fn is_of_template(self) -> bool {
+        self.segment() >= Self::FIRST_TEMPLATE
     }
 
     /// The number of its segment.

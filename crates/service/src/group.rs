@@ -176,10 +176,7 @@ impl Group {
     /// Whether a file of this device and inode may be a segment of its pool. Until the worker has named its segments, any
     /// may.
     pub fn may_have_segment(&self, device: u64, inode: u64) -> bool {
-        let is_it = |file: &ForeignFile| {
-            rustix::fs::fstat(file).is_ok_and(|found| (found.st_dev, found.st_ino) == (device, inode))
-        };
-        self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.iter().any(|(_, file)| is_it(file))
+        self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.has_file(device, inode)
     }
 
     /// Gives a member's socket to the worker, at once or when there is one. `false` when too many wait.
@@ -325,6 +322,15 @@ impl Group {
             let kept = self.segments.iter().rev().take(MOST_FDS);
             let (segments, files) = kept.map(|(info, file)| (*info, Rc::clone(file) as Rc<dyn AsFd>)).unzip();
             worker.send(&Order::Take { settings, segments }, files);
+        }
+        if begun {
+            // Those that were loaded while this worker was not heard. It knows the others, and does nothing about them.
+            for (_, (info, file)) in self.segments.templates() {
+                worker.send(&Order::Load(*info), vec![Rc::clone(file) as Rc<dyn AsFd>]);
+            }
+        }
+        for number in self.segments.unloaded() {
+            worker.send(&Order::Unload(number), vec![]);
         }
         for (identity, socket) in self.waiting.drain(..) {
             worker.send(&Order::Admit(identity), vec![socket]);

@@ -1,9 +1,11 @@
-//! Connections that are handed on to this service for agents in other namespaces, and the agent's object: `api::hand`.
+//! Connections that are handed on to this service for agents in other namespaces, the agent's object, and
+//! questions about templates: `api::hand`.
 
 use act::Role;
 use api::hand::{self, Server};
+use api::template::Question;
 use cli::note;
-use host::{Peer, Seqpacket, Shares};
+use host::{ForeignFile, Peer, Seqpacket, Shares};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
@@ -24,6 +26,19 @@ struct Silent {
     /// The user to whose own socket it connected; `None`: to everybody's.
     entrance: Option<u32>,
     since: Instant,
+}
+
+/// A question about templates.
+#[derive(Debug)]
+pub struct AboutTemplates {
+    /// The question.
+    pub question: Question,
+    /// The file that goes with it.
+    pub file: Option<ForeignFile>,
+    /// The connection for the answer.
+    pub asker: Seqpacket,
+    /// The user who asks.
+    pub uid: u32,
 }
 
 /// See the module.
@@ -60,32 +75,28 @@ impl Handed {
         }
     }
 
-    /// Takes what was handed on.
-    pub fn take(&mut self) -> Vec<(Server, Seqpacket)> {
-        let (mut all, object) = (Vec::new(), &mut self.object);
-        self.silent.retain(|Silent { socket, since, .. }| match hand::take(socket) {
-            Ok(None) => since.elapsed() < PATIENCE,
-            Ok(Some(hand::Handed::Connection(server, socket))) => {
-                all.push((server, socket));
-                false
-            }
-            Ok(Some(hand::Handed::WhichObject)) => {
-                // An asker that is gone needs no answer.
-                let _ = hand::answer_object(socket, object.as_ref().map(AsFd::as_fd));
-                false
-            }
-            Ok(Some(hand::Handed::Object(file))) => {
-                match act::check(&file, Role::Object) {
-                    Ok(()) => *object = Some(file.into_inner()),
-                    Err(e) => note!("a file was not kept as the agent's object, because it is not sealed: {e}"),
+    /// Takes what was handed on: connections, and questions about templates.
+    pub fn take(&mut self) -> (Vec<(Server, Seqpacket)>, Vec<AboutTemplates>) {
+        let (mut connections, mut questions) = (Vec::new(), Vec::new());
+        for silent in std::mem::take(&mut self.silent) {
+            match hand::take(&silent.socket) {
+                Ok(None) if silent.since.elapsed() < PATIENCE => self.silent.push(silent),
+                Ok(None) => {}
+                Ok(Some(hand::Handed::Connection(server, socket))) => connections.push((server, socket)),
+                Ok(Some(hand::Handed::WhichObject)) => {
+                    // An asker that is gone needs no answer.
+                    let _ = hand::answer_object(&silent.socket, self.object.as_ref().map(AsFd::as_fd));
                 }
-                false
+                Ok(Some(hand::Handed::Object(file))) => match act::check(&file, Role::Object) {
+                    Ok(()) => self.object = Some(file.into_inner()),
+                    Err(e) => note!("a file was not kept as the agent's object, because it is not sealed: {e}"),
+                },
+                Ok(Some(hand::Handed::Template(question, file))) => {
+                    questions.push(AboutTemplates { question, file, asker: silent.socket, uid: silent.uid });
+                }
+                Err(e) => note!("a connection was not taken over: {e}"),
             }
-            Err(e) => {
-                note!("a connection was not taken over: {e}");
-                false
-            }
-        });
-        all
+        }
+        (connections, questions)
     }
 }

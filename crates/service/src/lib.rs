@@ -46,6 +46,7 @@ mod room;
 mod segments;
 mod state;
 mod supervisor;
+mod templates;
 mod tokens;
 mod trouble;
 mod web;

@@ -102,7 +102,11 @@ impl Registry {
     /// Forgets groups that are configured no more, and have neither a member nor a worker.
     pub fn forget_ended(&mut self) {
         let state = &self.state;
-        let is_over = |g: &Group| !g.is_configured && g.worker.is_none() && state.members_of(&g.name) == 0;
+        let is_over = |g: &Group| {
+            let is_used =
+                g.worker.is_some() || state.members_of(&g.name) > 0 || g.segments.templates().next().is_some();
+            !g.is_configured && !is_used
+        };
         let over: Vec<String> = self.groups.values().filter(|g| is_over(g)).map(|g| g.name.clone()).collect();
         for name in over {
             let bill = self.state.total(&name);

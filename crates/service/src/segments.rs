@@ -12,6 +12,7 @@ use api::control::SegmentInfo;
 use api::name;
 use cli::note;
 use host::ForeignFile;
+use page::PoolSlot;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +20,8 @@ use std::rc::Rc;
 
 /// First part of the names in the store.
 const PREFIX: &str = "pool.";
+/// Separates the name of a template from the rest in the store: no name has it.
+const NAMED: char = '+';
 
 /// A segment, and its file.
 type Kept = (SegmentInfo, Rc<ForeignFile>);
@@ -29,50 +32,64 @@ pub struct Segments {
     group: String,
     store: Rc<FileStore>,
     kept: BTreeMap<u8, Kept>,
+    /// The names of templates that are loaded, by number. A worker has no say in them.
+    templates: BTreeMap<u8, String>,
 }
 
 /// The name of a segment in the store: all that the next supervisor must know of it.
-fn name_of(group: &str, info: &SegmentInfo) -> String {
-    format!("{PREFIX}{group}.{}.{}", info.number, info.slots)
+fn name_of(group: &str, info: &SegmentInfo, template: Option<&String>) -> String {
+    let named = template.map_or(String::new(), |template| format!("{NAMED}{template}"));
+    format!("{PREFIX}{group}.{}.{}{named}", info.number, info.slots)
 }
 
-/// The group and the segment that a name in the store tells.
-pub fn parse(name: &str) -> Option<(&str, SegmentInfo)> {
+/// The group and the segment that a name in the store tells, and the name of a template.
+pub fn parse(name: &str) -> Option<(&str, SegmentInfo, Option<&str>)> {
+    let (name, template) = name.split_once(NAMED).map_or((name, None), |(name, template)| (name, Some(template)));
+    if template.is_some_and(|template| name::check("template", template).is_err()) {
+        return None;
+    }
     let mut parts = name.strip_prefix(PREFIX)?.rsplitn(3, '.');
     let (slots, number) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let group = parts.next().filter(|group| name::check("group", group).is_ok())?;
-    Some((group, SegmentInfo { number, slots }))
+    Some((group, SegmentInfo { number, slots }, template))
 }
 
 impl Segments {
     /// None of this group, with this store.
     pub fn new(group: &str, store: &Rc<FileStore>) -> Self {
-        Self { group: group.to_owned(), store: Rc::clone(store), kept: BTreeMap::new() }
+        let (kept, templates) = (BTreeMap::new(), BTreeMap::new());
+        Self { group: group.to_owned(), store: Rc::clone(store), kept, templates }
     }
 
-    /// Adds one that the store has already.
-    pub fn restore(&mut self, info: SegmentInfo, file: OwnedFd) {
+    /// Adds one that the store has already, and the name of a template.
+    pub fn restore(&mut self, info: SegmentInfo, template: Option<&str>, file: OwnedFd) {
         self.kept.insert(info.number, (info, Rc::new(ForeignFile::from(file))));
+        self.templates.extend(template.map(|template| (info.number, template.to_owned())));
     }
 
-    /// Adds one of the worker's, in the place of another of that number.
+    /// Adds one of the worker's, in the place of another of that number. It takes no template's place.
     pub fn insert(&mut self, info: SegmentInfo, file: ForeignFile) {
+        if self.templates.contains_key(&info.number) {
+            return;
+        }
         self.remove(info.number);
         // The worker may be compromised. The service manager must not wait when it closes the file.
         if act::check(&file, Role::Segment).is_ok() {
-            self.tell(self.store.keep(&name_of(&self.group, &info), file.as_fd()));
+            self.tell(self.store.keep(&name_of(&self.group, &info, None), file.as_fd()));
         }
         self.kept.insert(info.number, (info, Rc::new(file)));
     }
 
-    /// Forgets one.
+    /// Forgets one that the worker has dropped. Templates that are loaded stay.
     pub fn remove(&mut self, number: u8) {
-        if let Some((info, _)) = self.kept.remove(&number) {
-            self.tell(self.store.forget(&name_of(&self.group, &info)));
+        if !self.templates.contains_key(&number)
+            && let Some((info, _)) = self.kept.remove(&number)
+        {
+            self.tell(self.store.forget(&name_of(&self.group, &info, None)));
         }
     }
 
-    /// Takes these for all that there are.
+    /// Takes these for all that there are, but for templates that are loaded.
     pub fn replace(&mut self, all: impl Iterator<Item = (SegmentInfo, ForeignFile)>) {
         let mut gone: Vec<u8> = self.kept.keys().copied().collect();
         for (info, file) in all {
@@ -82,9 +99,63 @@ impl Segments {
         gone.into_iter().for_each(|number| self.remove(number));
     }
 
-    /// Forgets all.
+    /// Forgets all but templates that are loaded.
     pub fn clear(&mut self) {
         self.replace(std::iter::empty());
+    }
+
+    /// Adds a template, which nobody can write.
+    ///
+    /// # Errors
+    /// There are as many as may be.
+    pub fn load(&mut self, name: &str, slots: u32, file: OwnedFd) -> Result<SegmentInfo, String> {
+        let mut numbers = PoolSlot::FIRST_TEMPLATE..PoolSlot::SEGMENTS;
+        let free = numbers.find(|number| !self.kept.contains_key(number));
+        let number = free.ok_or("the group has as many templates as it may: unload one that no member maps")?;
+        let info = SegmentInfo { number, slots };
+        let name = name.to_owned();
+        self.tell(self.store.keep(&name_of(&self.group, &info, Some(&name)), file.as_fd()));
+        self.templates.insert(number, name);
+        self.kept.insert(number, (info, Rc::new(ForeignFile::from(file))));
+        Ok(info)
+    }
+
+    /// Gives a file of the worker's that was a template a name again. Says which it is, if there is such a one.
+    pub fn load_again(&mut self, name: &str, file: (u64, u64)) -> Option<SegmentInfo> {
+        let number =
+            self.unloaded().find(|number| self.kept.get(number).is_some_and(|(_, kept)| is_file(kept, file)))?;
+        let (info, file) = self.kept.get(&number)?;
+        let (info, name) = (*info, name.to_owned());
+        self.tell(self.store.forget(&name_of(&self.group, &info, None)));
+        self.tell(self.store.keep(&name_of(&self.group, &info, Some(&name)), file.as_fd()));
+        self.templates.insert(number, name);
+        Some(info)
+    }
+
+    /// Has a template treated as any other segment of the worker's from here on. Returns its number.
+    pub fn unload(&mut self, name: &str) -> Option<u8> {
+        let number = *self.templates.iter().find(|(_, known)| *known == name)?.0;
+        let name = self.templates.remove(&number);
+        let (info, file) = self.kept.get(&number)?;
+        self.tell(self.store.forget(&name_of(&self.group, info, name.as_ref())));
+        self.tell(self.store.keep(&name_of(&self.group, info, None), file.as_fd()));
+        Some(number)
+    }
+
+    /// The templates that are loaded, with their names.
+    pub fn templates(&self) -> impl Iterator<Item = (&str, &Kept)> {
+        self.templates.iter().filter_map(|(number, name)| Some((name.as_str(), self.kept.get(number)?)))
+    }
+
+    /// Numbers of templates that the worker may have and that are not loaded.
+    pub fn unloaded(&self) -> impl Iterator<Item = u8> {
+        let of_templates = self.kept.keys().copied().filter(|number| *number >= PoolSlot::FIRST_TEMPLATE);
+        of_templates.filter(|number| !self.templates.contains_key(number))
+    }
+
+    /// Whether one of them is this file.
+    pub fn has_file(&self, device: u64, inode: u64) -> bool {
+        self.kept.values().any(|(_, file)| is_file(file, (device, inode)))
     }
 
     /// Number of segments.
@@ -102,6 +173,11 @@ impl Segments {
             note!("group {}: the service manager cannot be told which files to keep: {e}", self.group);
         }
     }
+}
+
+/// Whether this is the file with this device and inode.
+fn is_file(file: &ForeignFile, wanted: (u64, u64)) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|found| (found.st_dev, found.st_ino) == wanted)
 }
 
 #[cfg(test)]
@@ -148,11 +224,21 @@ mod tests {
     fn name_in_the_store_tells_group_and_segment() {
         let info = SegmentInfo { number: 7, slots: 4096 };
         for group in ["acme", "a.b.3.4", "x-1_2"] {
-            assert_eq!(parse(&name_of(group, &info)), Some((group, info)));
+            assert_eq!(parse(&name_of(group, &info, None)), Some((group, info, None)));
+            let name = "debian.12".to_owned();
+            assert_eq!(parse(&name_of(group, &info, Some(&name))), Some((group, info, Some(&name[..]))));
         }
-        for other in
-            ["", "pool.", "pool.acme", "pool.acme.7", "pool.acme.256.1", "pool.acme.1.x", "pool..1.2", "pool.a b.1.2"]
-        {
+        for other in [
+            "",
+            "pool.",
+            "pool.acme",
+            "pool.acme.7",
+            "pool.acme.256.1",
+            "pool.acme.1.x",
+            "pool..1.2",
+            "pool.a b.1.2",
+            "pool.a.1.2+",
+        ] {
             assert_eq!(parse(other), None, "{other}");
         }
     }

@@ -13,6 +13,7 @@ use super::registry::Registry;
 use super::requests::Clients;
 use super::segments;
 use super::state::State;
+use super::templates;
 use super::trouble;
 use super::web::Web;
 use super::worker::Worker;
@@ -145,15 +146,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Takes over the pools' files that the service manager has kept, of groups that have members. A worker that goes on
-    /// names its files by itself.
+    /// Takes over the pools' files that the service manager has kept: templates, and the others of groups that have members. A
+    /// worker that goes on names its files by itself.
     fn take_over(&mut self, files: Vec<(String, OwnedFd)>) {
         let mut taken = 0;
         for (name, file) in files {
-            let known = segments::parse(&name).filter(|(group, _)| self.registry.state.members_of(group) > 0);
+            let known = segments::parse(&name)
+                .filter(|(group, _, template)| template.is_some() || self.registry.state.members_of(group) > 0);
             match known {
-                Some((group, info)) => {
-                    self.registry.group(group).segments.restore(info, file);
+                Some((group, info, template)) => {
+                    self.registry.group(group).segments.restore(info, template, file);
                     taken += 1;
                 }
                 None => _ = self.registry.store.forget(&name),
@@ -272,7 +274,9 @@ impl Supervisor {
                 }
             }
         }
-        for (server, socket) in self.handed.take() {
+        let (connections, questions) = self.handed.take();
+        questions.into_iter().for_each(|question| templates::answer(&mut self.registry, question));
+        for (server, socket) in connections {
             match server {
                 Server::Worker => self.accept_agent(socket),
                 Server::Prover => {

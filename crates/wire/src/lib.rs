@@ -13,6 +13,7 @@
 //!     |        Welcome {version, donation window (fd)}, Lease (fd), Segment (fd) ..., Pace
 //!     | <------------------------------------------------------- |
 //!     | Held: slots mapped since an earlier worker ------------> |
+//!     | Home: a template is mapped here ------------------------> |
 //!     |                                                          |
 //!     | Rested: pages at rest and their fingerprints ----------> |
 //!     | <------------------------- Donate: show me these pages   |

@@ -6,7 +6,7 @@ use crate::why::{WHY_PAGES, Why};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 
 /// Version of the protocol. Both sides say theirs first; they part where the two differ.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest frame, in bytes.
 pub const FRAME_BYTES: usize = 64 << 10;
 /// Most pages whose fingerprints one frame may carry.
@@ -185,6 +185,9 @@ pub enum ToWorker {
     Released(Vec<SlotRun>),
     /// The lease of this epoch is mapped, and no older one.
     LeaseTaken(u32),
+    /// The member maps a template's file here, at the place that the slot has in it, as one mapping. Every page shows its slot,
+    /// its *home*, unless it is released.
+    Home(Vec<SlotRun>),
     /// Counters and state, about once a second.
     Stats(Box<MemberStats>),
     /// For each page of [`ToAgent::Why`], in its order, why it was not reported; [`Why::Other`] where it was.
@@ -348,6 +351,11 @@ impl Pace {
     }
 }
 
+fn encode_slots(w: &mut Writer<'_>, kind: u16, runs: &[SlotRun]) {
+    w.u16(kind);
+    w.list(runs, |w, run| run.encode(w));
+}
+
 impl ToWorker {
     /// Reads a frame.
     ///
@@ -377,6 +385,7 @@ impl ToWorker {
             7 => Self::LeaseTaken(r.u32()?),
             8 => Self::Stats(Box::new(MemberStats::decode(r)?)),
             9 => Self::Because(r.u32()?, r.list("reasons", WHY_PAGES, Why::decode)?),
+            10 => Self::Home(r.list("runs", RUNS, SlotRun::decode)?),
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -393,10 +402,7 @@ impl ToWorker {
                 w.u16(hello.version);
                 w.u8(u8::from(hello.eager));
             }
-            Self::Held(runs) => {
-                w.u16(2);
-                w.list(runs, |w, run| run.encode(w));
-            }
+            Self::Held(runs) => encode_slots(w, 2, runs),
             Self::Rested(runs, fingerprints) => {
                 w.u16(3);
                 w.list(runs, |w, run| run.encode(w));
@@ -412,10 +418,7 @@ impl ToWorker {
                 w.u32(*id);
                 w.list(outcomes, |w, outcome| w.u8(*outcome as u8));
             }
-            Self::Released(runs) => {
-                w.u16(6);
-                w.list(runs, |w, run| run.encode(w));
-            }
+            Self::Released(runs) => encode_slots(w, 6, runs),
             Self::LeaseTaken(epoch) => {
                 w.u16(7);
                 w.u32(*epoch);
@@ -429,6 +432,7 @@ impl ToWorker {
                 w.u32(*id);
                 w.list(reasons, |w, why| w.u8(*why as u8));
             }
+            Self::Home(runs) => encode_slots(w, 10, runs),
         }
     }
 }

@@ -16,7 +16,7 @@ fn list<T>(list: &[T]) -> usize {
 
 fn bytes_of(message: &ToWorker) -> usize {
     match message {
-        ToWorker::Held(runs) | ToWorker::Released(runs) => list(runs),
+        ToWorker::Held(runs) | ToWorker::Released(runs) | ToWorker::Home(runs) => list(runs),
         ToWorker::Rested(runs, fingerprints) => list(runs) + list(fingerprints),
         ToWorker::Donated(_, given) => list(given),
         ToWorker::Folded(_, outcomes) => list(outcomes),

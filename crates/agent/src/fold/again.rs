@@ -59,7 +59,9 @@ impl Folder {
             let mut table = table::lock();
             // The program may have changed the part since the table was last looked at.
             let is_current = references::generation() == generation;
-            let still = |part: &Part<'_>| is_current && table.is_refoldable(part.range);
+            let still = |part: &Part<'_>| {
+                is_current && table.is_refoldable(part.range) && table.placement(part.range).is_some()
+            };
             let sound = parts[at..].iter().take_while(|part| still(part)).count();
             if sound == 0 {
                 at += 1;

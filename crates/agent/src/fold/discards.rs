@@ -1,7 +1,8 @@
 //! Putting anonymous memory where folded pages were discarded.
 
 use super::{Folder, parts_by_page};
-use crate::follow::Following;
+use crate::follow::{Following, Shared};
+use crate::home;
 use crate::maps::Kind;
 use crate::section::pieces;
 use crate::{hooks, table};
@@ -28,7 +29,7 @@ impl Folder {
             let held = following.hold();
             let mut settled = Vec::new();
             for gone in held.all_discarded().within(piece) {
-                settle(&mut table, &following, pagemap, gone, &mut settled)?;
+                settle(&mut table, (&following, &held), pagemap, gone, &mut settled)?;
             }
             drop(held);
             // A child that was born before has the mapping of the pool. Its follower gets these records from ours when the
@@ -46,7 +47,7 @@ impl Folder {
 /// See [`Folder::settle_discards`]. Adds to `settled` of which pages nothing needs to be remembered any more.
 fn settle(
     table: &mut table::Table,
-    following: &Following,
+    (following, shared): (&Following, &Shared),
     pagemap: &Pagemap,
     gone: PageRange,
     settled: &mut Vec<PageRange>,
@@ -59,10 +60,16 @@ fn settle(
     };
     let mut pooled = PageSet::new();
     table.pooled_pages(gone).into_iter().for_each(|range| pooled.insert(range));
+    let with_homes: Vec<_> = pooled.within(gone).into_iter().flat_map(|range| table.known(range)).collect();
+    for (part, traits) in with_homes.into_iter().filter(|(_, traits)| traits.home.is_some()) {
+        for page in (0..part.pages).map(|n| PageRange { start: part.start.add_pages(n), pages: 1 }) {
+            settled.extend(home::settle(table, (following, shared), (page, traits), is_absent(page)));
+        }
+    }
     for (from, pages) in parts_by_page(gone, is_absent) {
         let absent = PageRange { start: gone.start.add_pages(from), pages };
         for range in pooled.within(absent) {
-            for (part, traits) in table.known(range) {
+            for (part, traits) in table.known(range).into_iter().filter(|(_, traits)| traits.home.is_none()) {
                 if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
                     table.discard(part);
                     settled.push(part);

@@ -1,9 +1,9 @@
 //! Pages that are looked at, or made private, without being folded.
 
 use crate::round::{scan, spans};
-use crate::section::Section;
+use crate::section::{Section, cut};
 use crate::table;
-use act::make_private;
+use act::{HUGE_PAGES, make_private};
 use host::Pagemap;
 use page::PageRange;
 use rustix::fd::OwnedFd;
@@ -36,6 +36,42 @@ pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
         }
         for zeroed in table.zeroed_pages(range) {
             table.set_pending(zeroed);
+        }
+    }
+    find_away(pagemap)
+}
+
+/// The same for pages that were born folded.
+fn find_away(pagemap: &Pagemap) -> host::Result<()> {
+    let homes: Vec<PageRange> = {
+        let known = table::lock().known(table::everything());
+        known.into_iter().filter(|(_, traits)| traits.asked && traits.home.is_some()).map(|(range, _)| range).collect()
+    };
+    for range in scan(pagemap, &homes, Pagemap::private_ranges)? {
+        let mut table = table::lock();
+        for run in table.slot_runs(range) {
+            table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+        }
+        table.at_home(range).into_iter().for_each(|range| table.set_broken(range));
+    }
+    homes.into_iter().try_for_each(|range| find_returned(pagemap, range))
+}
+
+/// Finds pages that show their homes again, because the program has discarded its own past the hooks.
+fn find_returned(pagemap: &Pagemap, home: PageRange) -> host::Result<()> {
+    let mut entries = Vec::new();
+    let broken = table::lock().broken_pages(home);
+    for piece in broken.into_iter().flat_map(|range| cut(range, HUGE_PAGES)) {
+        let mut table = table::lock();
+        for range in table.broken_pages(piece) {
+            pagemap.read(range.start, range.pages, &mut entries)?;
+            for (n, entry) in (0..).zip(&entries) {
+                let page = PageRange { start: range.start.add_pages(n), pages: 1 };
+                let is_own = entry.swapped() || entry.present() && !entry.file_or_shared();
+                if !is_own && table.placement(page) == Some(false) {
+                    table.come_back(page);
+                }
+            }
         }
     }
     Ok(())

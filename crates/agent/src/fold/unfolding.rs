@@ -1,10 +1,11 @@
 //! Making everything private again ([`Unfold`]).
 
 use super::{Folder, parts};
+use crate::home;
 use crate::pool::Pool;
 use crate::section::pieces;
 use crate::table::{self, Table};
-use act::make_private;
+use act::{HUGE_PAGES, make_private};
 use host::Pagemap;
 use page::PageRange;
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ impl Folder {
     pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool, room: &mut u64) -> Result<bool, Errno> {
         if *room == 0 {
             let left = table::lock().counts();
-            return Ok(left.folded + left.zeroed + left.broken == 0);
+            return Ok(left.folded + left.zeroed + left.broken == 0 && !self.shows_homes());
         }
         let (mut done, mut failed) = (0, Ok(()));
         let runs = table::lock().all_slot_runs();
@@ -51,13 +52,42 @@ impl Folder {
         }
         self.turns.rest();
         failed?;
-        self.unfold_others(room)
+        Ok(self.leave_homes(room)? && self.unfold_others(room)?)
+    }
+
+    /// The pages that show homes which are not empty.
+    fn at_home(&self) -> Vec<PageRange> {
+        let following = self.section.following();
+        let all = table::lock().at_home(table::everything());
+        all.into_iter().flat_map(|range| home::shown(following, range)).collect()
+    }
+
+    fn shows_homes(&self) -> bool {
+        !self.at_home().is_empty()
+    }
+
+    /// Makes pages private that show their homes, where they are. Says whether none is left, or there is no room.
+    fn leave_homes(&self, room: &mut u64) -> Result<bool, Errno> {
+        let all = self.at_home().into_iter().flat_map(|range| crate::section::cut(range, HUGE_PAGES));
+        for (n, range) in all.enumerate() {
+            let mut table = table::lock();
+            for part in table.at_home(range) {
+                let part = PageRange { pages: part.pages.min(*room), ..part };
+                if part.pages == 0 || n >= UNFOLD_AT_ONCE {
+                    return Ok(false);
+                }
+                make_private(part)?;
+                *room -= part.pages;
+                table.set_broken(part);
+            }
+        }
+        Ok(true)
     }
 
     /// Makes pages private that were folded as zeros, and pages of pools that the worker no longer knows. Pages of the
     /// member's own count among the latter.
     fn unfold_others(&self, room: &mut u64) -> Result<bool, Errno> {
-        let to_do = |table: &Table, range| [table.pooled_pages(range), table.zeroed_pages(range)].concat();
+        let to_do = |table: &Table, range| [table.mapped_by_us(range), table.zeroed_pages(range)].concat();
         let all = to_do(&table::lock(), table::everything());
         for range in all {
             let mut table = table::lock();
@@ -65,7 +95,7 @@ impl Folder {
             for (range, traits) in
                 to_do(&table, range).into_iter().flat_map(|range| table.known(range)).collect::<Vec<_>>()
             {
-                let may_touch = !table.pooled_pages(range).is_empty() || self.section.may_touch(range);
+                let may_touch = !table.mapped_by_us(range).is_empty() || self.section.may_touch(range);
                 if !traits.may_be_written() || !may_touch {
                     continue;
                 }
@@ -93,6 +123,12 @@ impl Folder {
             let Some(slot) = slot.add((part.start.page() - piece.start.page()) as u32) else { continue };
             if traits.shut != 0 {
                 return Err(Errno::BUSY);
+            }
+            if traits.home.is_some() {
+                // Where it is discarded, it has to show its home again: it stays in a mapping of a file.
+                make_private(part)?;
+                table.set_broken(part);
+                continue;
             }
             let view = pool.of(slot).ok_or(Errno::NODEV)?;
             self.unfold.run(&mut table, pagemap, part, (view, slot), traits)?;

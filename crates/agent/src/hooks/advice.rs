@@ -5,7 +5,7 @@ use super::policy::has_policy;
 use super::{Answer, State, ask, between, break_slots, bytes, enter, map_fresh, range, refuse, state};
 use crate::maps::{self, Kind, Maps};
 use crate::raw::{self, c_answer};
-use crate::table::{Advice, Shut, Table, Traits};
+use crate::table::{Advice, READ_WRITE, Shut, Table, Traits};
 use page::PageRange;
 use std::ffi::{c_int, c_void};
 
@@ -111,8 +111,9 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
     let maps = parts.iter().any(|(_, traits)| traits.is_some()).then(Maps::open).and_then(Result::ok);
     let mut all = 0;
     for (part, traits) in parts {
-        let is_replaced =
-            maps.as_ref().zip(traits).is_some_and(|(maps, traits)| replace_pooled(table, maps, part, traits));
+        let has_home = traits.is_some_and(|traits| traits.home.is_some());
+        let is_replaced = !has_home
+            && maps.as_ref().zip(traits).is_some_and(|(maps, traits)| replace_pooled(table, maps, part, traits));
         if is_replaced && !is_guard {
             continue;
         }
@@ -122,6 +123,8 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
         if traits.is_none() {
             // Also if the kernel gave up on the way. Mappings of the pool stay known until it reports their discard.
             table.discard(part);
+        } else if has_home && answer == 0 {
+            table.come_back_unplaced(part);
         }
         match raw::error(answer) {
             None => {}
@@ -176,7 +179,18 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
         let bound = has_policy(mapping.range.start);
         let shut = [(mapping.locked, Shut::Locked), (mapping.special, Shut::Special), (bound, Shut::Policy)];
         let shut = shut.iter().filter(|(is, _)| *is).fold(0, |bits, (_, why)| bits | *why as u8);
-        ask(table, mapping.range, Traits { asked: true, access: mapping.access, shut, advice: mapping.advice });
+        ask(
+            table,
+            mapping.range,
+            Traits { asked: true, access: mapping.access, shut, advice: mapping.advice, home: None },
+        );
+    }
+    for mapping in mappings.iter().filter(|mapping| mapping.private && !mapping.anonymous && mapping.file.1 != 0) {
+        // It is entered if it turns out to be a template's.
+        let is_shut = mapping.locked || mapping.special || has_policy(mapping.range.start);
+        if mapping.access == READ_WRITE && !is_shut {
+            table.ask_file(mapping.range, Traits { advice: mapping.advice, ..Traits::default() });
+        }
     }
     // Pages in mappings of the pool are known already, and are no anonymous memory to the kernel.
     for (known, _) in table.known(range) {

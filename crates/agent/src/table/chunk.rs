@@ -53,6 +53,8 @@ pub struct Chunk {
     pub broken: Bits,
     /// Pages that map `slots`.
     pub mapped: Bits,
+    /// See [`AtHome`]; `None`: no such pages.
+    at_home: Option<Box<AtHome>>,
     slots: [u32; CHUNK_PAGES as usize],
     /// Number of windows for which a write still makes a page's fold short-lived, in binary: the lowest bits first.
     young: [Bits; YOUNG_BITS],
@@ -68,7 +70,37 @@ pub struct Chunk {
     short_lived: [Bits; 2],
 }
 
+/// Pages with homes. Few members have any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AtHome {
+    /// Pages over which a mapping of other slots was placed.
+    pub placed: Bits,
+    /// Pages that the worker counts as being away from their homes.
+    pub told_away: Bits,
+}
+
 impl Chunk {
+    /// See [`AtHome::placed`].
+    pub fn placed(&self) -> Bits {
+        self.at_home.as_ref().map_or(Bits::default(), |at_home| at_home.placed)
+    }
+
+    /// See [`AtHome::told_away`].
+    pub fn told_away(&self) -> Bits {
+        self.at_home.as_ref().map_or(Bits::default(), |at_home| at_home.told_away)
+    }
+
+    /// Changes what is known of pages with homes.
+    pub fn change_at_home(&mut self, change: impl FnOnce(&mut AtHome)) {
+        let mut at_home = self.at_home.as_deref().copied().unwrap_or_default();
+        change(&mut at_home);
+        if at_home.placed.or(at_home.told_away).is_empty() {
+            self.at_home = None;
+        } else {
+            **self.at_home.get_or_insert_default() = at_home;
+        }
+    }
+
     pub fn new() -> Box<Self> {
         let none = Bits::default();
         Box::new(Self {
@@ -77,6 +109,7 @@ impl Chunk {
             zeroed: none,
             broken: none,
             mapped: none,
+            at_home: None,
             slots: [0; CHUNK_PAGES as usize],
             young: [none; YOUNG_BITS],
             moments: [0; CHUNK_PAGES as usize / 2],
@@ -193,6 +226,7 @@ impl Chunk {
     /// Whether nothing is known at this second, neither of any page nor of the chunk as a whole.
     pub fn is_empty(&self, now: u32) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.broken).or(self.mapped).is_empty()
+            && self.placed().or(self.told_away()).is_empty()
             && (self.last_written == 0 || now >= self.last_written + FORGET_SECONDS)
     }
 

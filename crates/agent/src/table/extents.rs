@@ -1,7 +1,7 @@
 //! Known memory, and what the program said about it: ranges of pages with their traits, as the kernel keeps mappings
 //! with their flags. Neighbouring ranges with equal traits are joined.
 
-use page::{HostVirt, PAGE_SHIFT, PageRange};
+use page::{HostVirt, PAGE_SHIFT, PageRange, PoolSlot};
 use std::collections::BTreeMap;
 
 /// A reason why pages are not to be folded for the moment. Each reason is taken back by itself.
@@ -50,6 +50,29 @@ pub struct Traits {
     pub shut: u8,
     /// Advice given about it.
     pub advice: Advice,
+    /// Where its pages have their homes ([`crate::home`]); `None`: it is anonymous memory.
+    pub home: Option<Home>,
+}
+
+/// The place of memory in a template: the number of a page's home is the page's own and this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home(u32);
+
+impl Home {
+    /// Of memory whose page `first` has its home in this slot.
+    pub const fn new(first: u64, slot: PoolSlot) -> Self {
+        Self(slot.bits().wrapping_sub(first as u32))
+    }
+
+    /// The home of a page.
+    pub const fn of(self, page: u64) -> PoolSlot {
+        PoolSlot::from_bits(self.0.wrapping_add(page as u32))
+    }
+
+    /// Of the same memory after a move from page `from` to page `to`.
+    pub const fn moved(self, from: u64, to: u64) -> Self {
+        Self(self.0.wrapping_add(from as u32).wrapping_sub(to as u32))
+    }
 }
 
 /// Protection that allows reading and writing.
@@ -57,15 +80,24 @@ pub const READ_WRITE: u8 = (libc::PROT_READ | libc::PROT_WRITE) as u8;
 
 impl Default for Traits {
     fn default() -> Self {
-        Self { asked: false, access: READ_WRITE, shut: 0, advice: Advice::default() }
+        Self { asked: false, access: READ_WRITE, shut: 0, advice: Advice::default(), home: None }
     }
 }
 
 impl Traits {
-    /// Whether its pages may be folded, as far as traits tell. Memory that children inherit may be folded only if they
+    const fn is_free(self) -> bool {
+        self.asked && self.shut == 0 && self.access == READ_WRITE
+    }
+
+    /// Whether its private pages may be folded, as far as traits tell. Memory that children inherit may be folded only if they
     /// are followed.
     pub const fn open(self, follows_forks: bool) -> bool {
-        self.asked && self.shut == 0 && self.access == READ_WRITE && (follows_forks || self.advice.dont_fork)
+        self.home.is_none() && self.is_free() && (follows_forks || self.advice.dont_fork)
+    }
+
+    /// Whether its broken pages may be folded again. A child is followed without templates.
+    pub const fn open_again(self, follows_forks: bool) -> bool {
+        self.is_free() && (follows_forks && self.home.is_none() || self.advice.dont_fork)
     }
 
     /// Whether the program's threads may write it.

@@ -11,7 +11,13 @@ impl Table {
     pub fn counts(&self) -> Counts {
         let asked = self.extents.all().filter(|(.., traits)| traits.asked && !traits.is_only_reserved());
         let enrolled = asked.map(|(first, end, _)| end - first).sum();
-        Counts { enrolled, folded: self.folded, zeroed: self.zeroed, broken: self.broken }
+        Counts {
+            enrolled,
+            folded: self.folded,
+            at_home: self.at_home_pages(),
+            zeroed: self.zeroed,
+            broken: self.broken,
+        }
     }
 
     /// A number that changes with everything that the program does to known memory.
@@ -55,7 +61,7 @@ impl Table {
     /// All broken pages that may be folded again in place (`refold`), in order, but for those that are to be left
     /// alone.
     pub fn refoldable(&self) -> Vec<PageRange> {
-        let open = self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks));
+        let open = self.extents.all().filter(|(.., traits)| traits.open_again(self.follows_forks));
         let pick = |chunk: &Chunk| match self.eager {
             true => chunk.broken,
             false => chunk.without_left_alone(chunk.broken, self.now),
@@ -66,8 +72,12 @@ impl Table {
     /// Whether every page of the range is broken, and may be folded again in place.
     pub fn is_refoldable(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
-        let open: u64 =
-            self.extents.within(first, end).filter(|(.., t)| t.open(self.follows_forks)).map(|(a, b, _)| b - a).sum();
+        let open: u64 = self
+            .extents
+            .within(first, end)
+            .filter(|(.., t)| t.open_again(self.follows_forks))
+            .map(|(a, b, _)| b - a)
+            .sum();
         let broken: u64 = self.broken_pages(range).iter().map(|range| range.pages).sum();
         open == range.pages && broken == range.pages
     }
@@ -127,8 +137,9 @@ impl Table {
     /// The reason is that children inherit them and would not be followed.
     pub fn open_and_unfollowed(&self) -> (u64, u64) {
         let pages = |(first, end, _): (u64, u64, Traits)| end - first;
-        let all: u64 = self.extents.all().filter(|(.., traits)| traits.open(true)).map(pages).sum();
-        let open: u64 = self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks)).map(pages).sum();
+        let all: u64 = self.extents.all().filter(|(.., traits)| traits.open_again(true)).map(pages).sum();
+        let open: u64 =
+            self.extents.all().filter(|(.., traits)| traits.open_again(self.follows_forks)).map(pages).sum();
         (open, all - open)
     }
 
@@ -189,7 +200,7 @@ impl Table {
         pieces.filter(|(_, mappings)| *mappings > 0).collect()
     }
 
-    fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {
+    pub(super) fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {
         let mut ranges = Vec::new();
         self.each(range, |key, chunk, pages| {
             for (page, count) in pick(chunk).and(pages).runs() {

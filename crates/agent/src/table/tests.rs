@@ -246,6 +246,7 @@ fn compare(table: &Table, model: &Model) -> Result<(), TestCaseError> {
     let counts = Counts {
         enrolled: number(|page| page.traits.is_some_and(|traits| traits.asked && traits.access != 0)),
         folded: number(|page| page.slot.is_some()),
+        at_home: 0,
         zeroed: number(|page| page.zeroed),
         broken: number(|page| page.broken),
     };

@@ -41,7 +41,7 @@ impl Agent {
         }
         let stats = &mut self.stats;
         (stats.enrolled_pages, stats.folded_pages, stats.broken_pages) =
-            (counts.enrolled, counts.folded, counts.broken);
+            (counts.enrolled, counts.folded + counts.at_home, counts.broken);
         (stats.state, stats.detail) = (MemberState::LostTrack, format!("the program has {how} {BY_ITSELF}"));
         session.tell(stats)
     }
@@ -58,7 +58,7 @@ impl Agent {
         };
         let stats = &mut self.stats;
         stats.enrolled_pages = counts.enrolled;
-        stats.folded_pages = counts.folded;
+        stats.folded_pages = counts.folded + counts.at_home;
         stats.zero_pages = counts.zeroed;
         stats.broken_pages = counts.broken;
         (stats.done.folds, stats.done.short_folds) = (folds.0 - self.folds_before.0, folds.1 - self.folds_before.1);

@@ -34,7 +34,9 @@ impl Told {
     pub fn notice(&mut self, counts: Counts, unfolded: bool) {
         let told = &self.stats;
         let were = (told.enrolled_pages, told.folded_pages, told.zero_pages, told.broken_pages);
-        if were != (counts.enrolled, counts.folded, counts.zeroed, counts.broken) || self.unfolded != unfolded {
+        if were != (counts.enrolled, counts.folded + counts.at_home, counts.zeroed, counts.broken)
+            || self.unfolded != unfolded
+        {
             self.again_within(STATS_EVERY.0);
         }
         self.unfolded = unfolded;

@@ -13,6 +13,7 @@ pub mod member;
 pub mod qemu;
 pub mod service;
 pub mod supervised;
+pub mod template;
 pub mod web;
 
 use serde_json::Value;

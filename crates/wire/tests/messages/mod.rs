@@ -80,6 +80,7 @@ pub fn to_worker() -> impl Strategy<Value = ToWorker> {
     prop_oneof![
         (any::<u16>(), any::<bool>()).prop_map(|(version, eager)| ToWorker::Hello(wire::Hello { version, eager })),
         slot_runs().prop_map(ToWorker::Held),
+        slot_runs().prop_map(ToWorker::Home),
         rested(),
         (any::<u32>(), vec(any::<bool>(), 0..=DONATION_PAGES)).prop_map(|(id, given)| ToWorker::Donated(id, given)),
         (any::<u32>(), vec(outcome, 0..=FOLD_PAGES)).prop_map(|(id, outcomes)| ToWorker::Folded(id, outcomes)),

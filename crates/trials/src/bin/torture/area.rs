@@ -50,6 +50,34 @@ impl Area {
         Self { start: map(0, pages, 0).expect("mmap"), pages }
     }
 
+    /// A file, mapped privately and writable.
+    pub fn of_file(file: &File, pages: usize) -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { libc::mmap(null_mut(), pages * PAGE, READ_WRITE, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+        assert_ne!(start, libc::MAP_FAILED, "mmap: {}", io::Error::last_os_error());
+        Self { start: start as usize, pages }
+    }
+
+    /// Gives contents up by a system call of this program's own.
+    pub fn discard_past_hooks(&self, from: usize, pages: usize) -> io::Result<()> {
+        let (start, bytes) = self.range(from, pages);
+        let answer: isize;
+        // SAFETY: as for `advise`, by the kernel's calling convention on x86-64: it keeps all registers but rax, rcx and r11.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") libc::SYS_madvise as isize => answer,
+                in("rdi") start,
+                in("rsi") bytes,
+                in("rdx") libc::MADV_DONTNEED as usize,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack)
+            );
+        }
+        if answer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-answer as i32)) }
+    }
+
     pub const fn pages(&self) -> usize {
         self.pages
     }
@@ -121,7 +149,7 @@ impl Area {
         Ok(true)
     }
 
-    fn mergeable_again(&self, from: usize, pages: usize) {
+    pub fn mergeable_again(&self, from: usize, pages: usize) {
         if KEPT_FROM_CHILDREN.load(Relaxed) {
             self.advise(from, pages, libc::MADV_DONTFORK).expect("MADV_DONTFORK");
         }

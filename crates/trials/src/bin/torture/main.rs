@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! memory   pages of few different contents, written, checked, discarded, protected, moved, forked, ...
+//! born     memory that maps a template, written, restored, discarded and checked
 //! heap     the same through the allocator, for a member of which everything anonymous is folded
 //! stable   duplicates that rest and are checked until the program is killed; prints a count every second
 //! direct   reads of a known file, past the page cache and by io_uring, into pages that are just being folded
@@ -17,6 +18,7 @@
 //! elsewhere. A success prints one line of JSON.
 
 mod area;
+mod born;
 mod chaos;
 mod children;
 mod content;
@@ -44,6 +46,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Mode {
     Memory(owners::Args),
+    Born(born::Args),
     Heap(heap::Args),
     Stable(stable::Args),
     Direct(direct::Args),
@@ -57,6 +60,7 @@ enum Mode {
 fn main() {
     match Cli::parse().mode {
         Mode::Memory(args) => owners::run(&args),
+        Mode::Born(args) => born::run(&args),
         Mode::Heap(args) => heap::run(&args),
         Mode::Stable(args) => stable::run(&args),
         Mode::Direct(args) => direct::run(&args),

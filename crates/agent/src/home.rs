@@ -1,0 +1,197 @@
+//! Memory that was born folded: a private mapping of a template's file, which the program has made by itself, and has asked in. Each of its
+//! pages has a *home*, the slot at its place in the template, and shows it until it is written.
+//!
+//! ```text
+//!   at home: the file's page, in the program's own mapping; nothing is noted for it
+//!      | written                           ^
+//!      v                                   | it holds what its home holds: the private page is dropped (refold)
+//!   broken, in the program's mapping ------+
+//!      | folded to another slot            ^
+//!      v                                   | the same: the template is mapped over it
+//!   placed: a slot, or broken again -------+
+//! ```
+//!
+//! Memory of a file shows the file again when it is discarded, and so does this. The kernel sees to that in the program's own mapping,
+//! which is not even followed, but while pages are folded again. Where other slots are placed, the follower gives a discarded page
+//! the template's bytes until the agent's thread has mapped the template over it.
+//!
+//! A forked child is followed without the template. So only memory that children do not get (`MADV_DONTFORK`, as QEMU advises) is
+//! folded again. A private page of zeros is left alone, unless its home is empty.
+
+use crate::follow::{Following, Shared};
+use crate::lock::Lock;
+use crate::maps::Kind;
+use crate::pool::Pool;
+use crate::section;
+use crate::table::{self, Home, READ_WRITE, Table, Traits};
+use act::PoolView;
+use page::{HostVirt, PAGE_BYTES, PageRange, PageSet, PoolSlot, pages_to_bytes};
+use rustix::io::Errno;
+use wire::SlotRun;
+
+/// A template of which something is or was mapped here. It is kept for as long as the process lives: whatever shows it may be
+/// discarded at any time.
+struct Template {
+    file: (u64, u64),
+    view: PoolView,
+}
+
+static TEMPLATES: Lock<Vec<&'static Template>> = Lock::new(Vec::new());
+
+/// The template of this file, whose view is `view`.
+fn template(file: (u64, u64), view: &PoolView) -> Result<&'static Template, Errno> {
+    let mut all = TEMPLATES.lock();
+    if let Some(known) = all.iter().find(|known| known.file == file) {
+        return Ok(known);
+    }
+    let template: &'static Template = Box::leak(Box::new(Template { file, view: view.again()? }));
+    all.push(template);
+    Ok(template)
+}
+
+/// The template that a page with a home shows when it is discarded, and the place of its home in it.
+fn of(shared: &Shared, page: HostVirt) -> Option<(&'static Template, u32)> {
+    let content = shared.home_of(page)?;
+    let all = TEMPLATES.lock();
+    all.iter().find_map(|template| Some((*template, template.view.place_of(content)?)))
+}
+
+/// Enters memory that maps templates which the worker has offered. Returns the homes of which the worker is to be told.
+pub fn enter(pool: &Pool, following: &Following) -> Vec<SlotRun> {
+    let mut table = table::lock();
+    let mut told = Vec::new();
+    for (range, traits) in table.of_files().to_vec() {
+        let mut at = range.start;
+        while at < range.end()
+            && let Some(there) = following.mapping_of(at)
+        {
+            let end = there.range.end().min(range.end());
+            let part = PageRange { start: at, pages: end.page() - at.page() };
+            let first = (there.offset + (at.0 - there.range.start.0)) / PAGE_BYTES as u64;
+            if there.private && there.access == READ_WRITE {
+                told.append(&mut enter_part(&mut table, (pool, following), (part, traits), (there.file, first)));
+            }
+            at = end;
+        }
+    }
+    told
+}
+
+fn enter_part(
+    table: &mut Table,
+    (pool, following): (&Pool, &Following),
+    (part, traits): (PageRange, Traits),
+    (file, first): ((u64, u64), u64),
+) -> Vec<SlotRun> {
+    let Some((number, _)) = pool.template(file).filter(|(_, slots)| first + part.pages <= *slots) else {
+        return Vec::new();
+    };
+    let slot = u32::try_from(first).ok().and_then(|first| PoolSlot::new(number, first));
+    let Some((slot, view)) = slot.and_then(|slot| Some((slot, pool.of(slot)?))) else { return Vec::new() };
+    let Ok(template) = template(file, view) else { return Vec::new() };
+    let Some(content) = template.view.slots(slot, part.pages) else { return Vec::new() };
+    following.hold().set_home(part, content.start);
+    let home = Some(Home::new(part.start.page(), slot));
+    table.enter_home(part, Traits { access: READ_WRITE, home, ..traits })
+}
+
+/// Begins to keep writers out of pages that lie in the program's own mapping. Says whether that can be done.
+pub fn watch(following: &Following, range: PageRange, traits: Traits) -> bool {
+    following.may_replace(range, traits, Kind::Pool) && following.watch().register(range, act::Watch::Writes).is_ok()
+}
+
+/// Lets pages alone that lie in the program's own mapping, and writers in. Where slots were placed meanwhile, that is followed.
+pub fn leave(table: &Table, following: &Following, range: PageRange) {
+    let mut placed = PageSet::new();
+    table.placed_pages(range).into_iter().for_each(|part| placed.insert(part));
+    for part in placed.missing(range) {
+        let _ = following.watch().unregister(part);
+    }
+}
+
+/// Has pages show their homes again. All of them are placed, or none is.
+///
+/// # Safety
+/// Writers are kept out, and every page holds what its home holds. With `is_empty`, they hold zeros, and it is not known yet whether
+/// their homes are empty.
+///
+/// # Errors
+/// Something else lies there (`ESTALE`), or their homes are not empty. They are as they were then.
+pub unsafe fn come_home(
+    table: &mut Table,
+    following: &Following,
+    (piece, traits): (PageRange, Traits),
+    is_empty: bool,
+) -> Result<(), Errno> {
+    let (template, place) = of(&following.hold(), piece.start).ok_or(Errno::STALE)?;
+    let home = PoolSlot::new(0, place).ok_or(Errno::INVAL)?;
+    if is_empty && !has_zeros(&template.view, home, piece.pages) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if table.placed_pages(piece).is_empty() {
+        let offset = pages_to_bytes(place.into());
+        if !following.may_replace_followed(piece, traits, Kind::Pool)
+            || !following.shows_file(piece, template.file, offset)
+        {
+            return Err(Errno::STALE);
+        }
+        following.hold().expect_dropping(Some(piece.start));
+        // SAFETY: by the caller, as the file's pages are their homes.
+        let dropped = unsafe { act::drop_private(piece) };
+        following.hold().expect_dropping(None);
+        dropped?;
+    } else {
+        if !following.may_replace_followed(piece, traits, Kind::Pool) {
+            return Err(Errno::STALE);
+        }
+        // SAFETY: by the caller.
+        unsafe { template.view.map_over(piece, home) }?;
+        // If it fails, the pages lack advice, not content.
+        let _ = traits.inherited_by_pool().apply(piece);
+    }
+    following.hold().forget(piece);
+    table.set_home(piece);
+    Ok(())
+}
+
+/// Whether slots hold zeros. An empty one would get a page of memory by this look. It has one, if a page with this home was written: the
+/// kernel makes a page of the file, and copies it.
+fn has_zeros(view: &PoolView, first: PoolSlot, pages: u64) -> bool {
+    let Some(slots) = view.slots(first, pages) else { return false };
+    // SAFETY: one is a page of the view, which reaches to the end of a file that cannot shrink. The other is a constant.
+    (0..pages).all(|n| unsafe { act::pages_equal(slots.start.add_pages(n), section::zeros()) })
+}
+
+/// Takes in that pages with homes were discarded, all with these traits: `is_absent` says whether all of them have no page of the process's own.
+/// Returns the pages of which nothing needs to be remembered any more.
+pub fn settle(
+    table: &mut Table,
+    (following, shared): (&Following, &Shared),
+    (part, traits): (PageRange, Traits),
+    is_absent: bool,
+) -> Option<PageRange> {
+    if table.placed_pages(part).is_empty() {
+        if is_absent {
+            table.come_back(part);
+        }
+        return Some(part);
+    }
+    let (template, place) = of(shared, part.start)?;
+    let home = PoolSlot::new(0, place)?;
+    if !is_absent || !following.may_replace(part, traits, Kind::Pool) {
+        return None;
+    }
+    // SAFETY: the pages were discarded, and have no page table entries. The program finds the template there.
+    unsafe { template.view.map_over(part, home) }.ok()?;
+    let _ = traits.inherited_by_pool().apply(part);
+    table.come_back(part);
+    Some(part)
+}
+
+/// The parts of a range that show homes which are not empty.
+pub fn shown(following: &Following, range: PageRange) -> Vec<PageRange> {
+    let Some((template, place)) = of(&following.hold(), range.start) else { return Vec::new() };
+    let Some(home) = PoolSlot::new(0, place) else { return Vec::new() };
+    let filled = template.view.filled(home, range.pages);
+    filled.into_iter().map(|(from, pages)| PageRange { start: range.start.add_pages(from), pages }).collect()
+}

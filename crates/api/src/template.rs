@@ -1,0 +1,155 @@
+//! Templates: memory of a guest that was saved, as a segment of its group's pool. Its slots lie in the order of the guest's
+//! memory. Members that map the file privately, as a whole, are born folded.
+//!
+//! ```text
+//!   asker                                           supervisor (hand.sock)
+//!     | load {group, name} + memory file              |
+//!     | --------------------------------------------> |   sealed from here on, and a segment of the group's pool
+//!     | <------------------------- loaded + its file  |   or that of the template which has the name already
+//!     | unload {group, name} -----------------------> |   it goes when no member maps it any more
+//! ```
+//!
+//! The asker makes the file by `memfd_create`, with the name of a segment of that group ([`file_name`]). By that, `audit` knows its
+//! mappings. A template is of one group alone. Another group that wants the same guest has a file of its own.
+
+use crate::place::Place;
+use host::{ForeignFile, Received, Seqpacket};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::time::Duration;
+
+/// First byte of a question among what is handed on.
+pub const MARK: u8 = b't';
+/// Longest question or answer, in bytes.
+pub const MOST_BYTES: usize = 8 << 10;
+/// Time for the answer to a question: 10 s. The service may be starting anew.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A question about templates. The socket tells the asker's user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// Make the file that comes with it a template of this name. If there is one, or no file comes with it, the answer is that one.
+    Load {
+        /// The group.
+        group: String,
+        /// The template's name in the group.
+        name: String,
+    },
+    /// Have a template go when no member maps it any more.
+    Unload {
+        /// The group.
+        group: String,
+        /// The template's name.
+        name: String,
+    },
+    /// List a group's templates.
+    List {
+        /// The group.
+        group: String,
+    },
+}
+
+impl Question {
+    /// The group that it is about.
+    pub fn group(&self) -> &str {
+        let (Self::Load { group, .. } | Self::Unload { group, .. } | Self::List { group }) = self;
+        group
+    }
+}
+
+/// A template that is loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    /// Its name.
+    pub name: String,
+    /// Number of its segment in the pool.
+    pub number: u8,
+    /// Its pages, empty ones too.
+    pub slots: u32,
+    /// Memory that it takes.
+    pub bytes: u64,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It is loaded; with it, its file.
+    Loaded(Template),
+    /// It goes when no member maps it.
+    Unloaded,
+    /// These are loaded.
+    Templates(Vec<Template>),
+    /// The question is refused for this reason.
+    Refused(String),
+}
+
+/// Name for `memfd_create` of a template of this group.
+pub fn file_name(group: &str) -> String {
+    format!("pagefold-{group}")
+}
+
+/// Asks a service. The file in its answer is the template's.
+///
+/// # Errors
+/// No service is there, or it does not answer.
+pub fn ask(
+    place: &Place,
+    question: &Question,
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<(Reply, Option<ForeignFile>)> {
+    let service = Seqpacket::connect(&place.hand_socket()).map_err(io::Error::other)?.take_files();
+    service.send(&encode(question)?, &Vec::from_iter(file))?;
+    poll(&mut [PollFd::new(&service, PollFlags::IN)], Timespec::try_from(ANSWER).ok().as_ref())?;
+    let (mut frame, mut files) = (vec![0; MOST_BYTES], Vec::new());
+    match service.receive(&mut frame, &mut files)? {
+        Received::Frame(bytes) => {
+            let reply = decode(&frame[..bytes]).ok_or(io::ErrorKind::InvalidData)?;
+            Ok((reply, files.pop().map(ForeignFile::from)))
+        }
+        Received::Nothing | Received::Closed => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Answers a question.
+///
+/// # Errors
+/// The asker is gone.
+pub fn answer(to: &Seqpacket, reply: &Reply, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    to.send(&encode(reply)?, &Vec::from_iter(file)).map(drop)
+}
+
+fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut frame = vec![MARK];
+    frame.append(&mut serde_json::to_vec(message).map_err(io::Error::other)?);
+    Ok(frame)
+}
+
+/// Reads a message; `None` if it is none of these.
+pub fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
+    serde_json::from_slice(frame.strip_prefix(&[MARK])?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_question_and_answer_fit() {
+        let long = |n: usize| "x".repeat(n);
+        let (group, name) = (long(crate::name::MOST_BYTES), long(crate::name::MOST_BYTES));
+        let question = Question::Load { group, name: name.clone() };
+        let frame = encode(&question).unwrap();
+        assert_eq!(decode::<Question>(&frame), Some(question));
+        let most = usize::from(page::PoolSlot::SEGMENTS - page::PoolSlot::FIRST_TEMPLATE);
+        let all = vec![Template { name, number: u8::MAX, slots: u32::MAX, bytes: u64::MAX }; most];
+        let reply = Reply::Templates(all);
+        let answer = encode(&reply).unwrap();
+        assert!(frame.len() < MOST_BYTES && answer.len() < MOST_BYTES);
+        assert_eq!(decode::<Reply>(&answer), Some(reply));
+        assert_eq!(decode::<Reply>(&answer[1..]), None);
+    }
+}

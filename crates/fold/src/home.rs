@@ -1,0 +1,183 @@
+//! Members that were born folded: they map a template's file, privately and as a whole. Each of their pages has a *home*, the slot at its
+//! place in the template, and shows it until it is written.
+//!
+//! ```text
+//!            Released                       Folded, and its slot is its home
+//!   at home ----------> away: like any ------------------------------------> at home
+//!                       other page         (the member drops its own copy: the mapping heals)
+//! ```
+//!
+//! Nothing is kept for each page that is at home: a member's homes are ranges, and only a page that is away has a [`Mark`]. The slots are
+//! held and referred to one by one, as if each page had been folded to its own. A page that is away is folded to its home rather than to
+//! any other slot.
+
+use crate::plan::Planner;
+use crate::segment::SlotState;
+use crate::settle::{Lie, NotBooked};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef};
+use page::{HostVirt, PoolSlot};
+use std::collections::{BTreeMap, HashMap};
+use wire::SlotRun;
+
+/// Most ranges of homes of a member: 256 GiB of memory take 1024.
+const MOST_RANGES: usize = 2048;
+
+/// A member's pages that have a home, in ranges by their first page: the page behind each range, and the home of the first page.
+#[derive(Debug, Default)]
+pub struct Homes(BTreeMap<u64, (u64, PoolSlot)>);
+
+impl Homes {
+    /// The home of a page.
+    pub fn of(&self, page: u64) -> Option<PoolSlot> {
+        let (first, (end, slot)) = self.0.range(..=page).next_back()?;
+        if page < *end { slot.add((page - first) as u32) } else { None }
+    }
+
+    fn touches(&self, first: u64, end: u64) -> bool {
+        self.0.range(..end).next_back().is_some_and(|(_, (behind, _))| *behind > first)
+    }
+
+    /// The ranges: first page, page behind, and home of the first page.
+    fn ranges(&self) -> impl Iterator<Item = (u64, u64, PoolSlot)> {
+        self.0.iter().map(|(first, (end, slot))| (*first, *end, *slot))
+    }
+
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> usize {
+        self.0.len() * 32
+    }
+}
+
+impl Planner {
+    /// Books that a member's pages have homes, and show them. Returns whether it shares them with others, where members share nothing.
+    ///
+    /// # Errors
+    /// It cannot have these slots there.
+    pub fn at_home(&mut self, member: MemberId, run: SlotRun) -> Result<bool, NotBooked> {
+        let (first, lie) = (run.start.page(), Lie::Held(run.start, run.slot));
+        let end = first + u64::from(run.pages);
+        let is_within =
+            u64::from(run.slot.index()) + u64::from(run.pages) <= u64::from(self.pool.slots_of(run.slot.segment()));
+        let homes = &self.place(member).homes;
+        if homes.of(first) == Some(run.slot) && homes.of(end - 1) == run.slot.add(u32::from(run.pages) - 1) {
+            return Ok(self.back_home(member, run));
+        }
+        if !run.slot.is_of_template() || !is_within || homes.touches(first, end) || homes.0.len() >= MOST_RANGES {
+            return Err(lie.into());
+        }
+        for number in first / CHUNK_PAGES..=(end - 1) / CHUNK_PAGES {
+            let Some(chunk) = self.place(member).chunks.get(&number).copied() else { continue };
+            for at in (0..CHUNK_PAGES).filter(|at| (first..end).contains(&(number * CHUNK_PAGES + at))) {
+                let page = PageRef::new(chunk, at as usize);
+                if self.table.is_any(page, &[Mark::Sent, Mark::Mapped, Mark::Away]) {
+                    return Err(lie.into());
+                }
+                self.forget(page);
+            }
+        }
+        let mut mapped = 0;
+        for slot in (0..run.pages).filter_map(|n| run.slot.add(n.into())) {
+            if self.pool.state(slot) == SlotState::Live {
+                self.pool.hold(slot);
+                self.pool.show(slot);
+                self.pool.refer(slot);
+                mapped += 1;
+            }
+        }
+        let place = self.place(member);
+        place.mapped += mapped;
+        place.homes.0.insert(first, (end, run.slot));
+        self.look_again();
+        Ok(self.policy.intra_member_only && mapped > 0)
+    }
+
+    /// Books that pages which were away show their homes again: the member has discarded what it had there. Returns whether it shares them
+    /// with others, where members share nothing.
+    fn back_home(&mut self, member: MemberId, run: SlotRun) -> bool {
+        let mut is_any = false;
+        for n in 0..run.pages {
+            let (page, home) = (self.page_at(member, run.start.add_pages(n.into())), run.slot.add(n.into()));
+            let (Some(page), Some(home)) = (page, home) else { continue };
+            // One that it was asked to fold is found when it is away again.
+            if !self.table.is(page, Mark::Away) || self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
+                continue;
+            }
+            self.forget(page);
+            if self.pool.state(home) == SlotState::Live {
+                self.pool.hold(home);
+                self.came_home(page, home);
+                is_any = true;
+            }
+            self.table.clear(page, Mark::Away);
+        }
+        self.look_again();
+        self.policy.intra_member_only && is_any
+    }
+
+    /// The home of a page; `None` if it has none.
+    pub(crate) fn home(&self, page: PageRef) -> Option<PoolSlot> {
+        let place = self.places.get(self.table.member(page).0 as usize)?.as_ref()?;
+        place.homes.of(self.table.chunk_number(page) * CHUNK_PAGES + page.place() as u64)
+    }
+
+    /// Whether a page shows its home.
+    pub(crate) fn is_at_home(&self, page: PageRef) -> bool {
+        !self.table.is(page, Mark::Away) && self.home(page).is_some()
+    }
+
+    /// Notes that a page shows its home again, for which it has a hold.
+    pub(crate) fn came_home(&mut self, page: PageRef, home: PoolSlot) {
+        let member = self.table.member(page);
+        self.table.clear(page, Mark::Away);
+        self.pool.refer(home);
+        self.place(member).mapped += 1;
+    }
+
+    /// Books that a page shows this slot no longer, if that is its home and it did. Returns whether that is so.
+    ///
+    /// # Errors
+    /// There is no room for the note.
+    pub(crate) fn left_home(&mut self, member: MemberId, address: HostVirt, slot: PoolSlot) -> Result<bool, Lie> {
+        if self.place(member).homes.of(address.page()) != Some(slot) {
+            return Ok(false);
+        }
+        let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(Lie::Released(address, slot))?;
+        let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
+        if self.table.is(page, Mark::Away) {
+            // The member may have said so before, while it was asked to fold the page elsewhere.
+            let is_folded =
+                self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) && self.table.slot(page) == slot.bits();
+            return Ok(!is_folded);
+        }
+        self.table.mark(page, Mark::Away);
+        // An empty slot has no frame, and nothing holds it.
+        if self.pool.state(slot) == SlotState::Live {
+            self.pool.unrefer(slot);
+            let place = self.place(member);
+            place.mapped -= 1;
+            place.deferred.push(slot);
+        }
+        Ok(true)
+    }
+
+    /// The slots that a member shows whose connection ended: of all pages that are at home. Takes away their references.
+    pub(crate) fn leave_homes(&mut self, homes: &Homes, chunks: &HashMap<u64, u32>) -> Vec<PoolSlot> {
+        let mut slots = Vec::new();
+        for (first, end, home) in homes.ranges() {
+            for page in first..end {
+                let away =
+                    chunks.get(&(page / CHUNK_PAGES)).map_or(0, |chunk| self.table.chunk(*chunk).all(Mark::Away));
+                let slot = home.add((page - first) as u32).filter(|_| away >> (page % CHUNK_PAGES) & 1 == 0);
+                if let Some(slot) = slot.filter(|slot| self.pool.state(*slot) == SlotState::Live) {
+                    self.pool.unrefer(slot);
+                    slots.push(slot);
+                }
+            }
+        }
+        slots
+    }
+}
+
+#[cfg(test)]
+#[path = "home_tests.rs"]
+mod tests;
