@@ -19,7 +19,8 @@ fn figures_of_each_way_to_start_a_guest_are_there() {
     for field in ["clone", "warm", "boot", "restore", "rollback", "stock"] {
         assert!(ms(&format!("{field}_p50_ms")) > 1.0, "{field}: {found}");
     }
-    assert_eq!(ms("clone_to_boot"), ms("clone_p50_ms") / ms("boot_p50_ms"));
+    // Numbers in JSON have lost their last digits.
+    assert!((ms("clone_to_boot") / (ms("clone_p50_ms") / ms("boot_p50_ms")) - 1.0).abs() < 1e-9, "{found}");
     for (list, field) in [("many", "all_answered_s"), ("density", "pss_mib_each")] {
         let arms: Vec<&str> =
             found[list].as_array().expect(list).iter().filter_map(|each| each["arm"].as_str()).collect();

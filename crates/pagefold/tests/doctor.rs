@@ -128,13 +128,17 @@ fn installation_by_readme_is_complete() {
     let prefix = tempfile::tempdir().expect("a directory");
     let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).expect("README");
     let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("    sudo install ")).collect();
-    assert_eq!(commands.len(), 4, "{commands:?}");
+    assert_eq!(commands.len(), 5, "{commands:?}");
     let profile = built.file_name().expect("a name");
+    let for_guests = built.with_file_name("x86_64-unknown-linux-musl").join("guest");
     let apart = built.with_file_name("x86_64-unknown-linux-musl").join(profile);
     for command in commands {
         let command =
             command.replace("target/x86_64-unknown-linux-musl/release", apart.to_str().expect("a plain path"));
-        if command.contains("pagefold-agent") && !apart.join("pagefold-agent").exists() {
+        let command =
+            command.replace("target/x86_64-unknown-linux-musl/guest", for_guests.to_str().expect("a plain path"));
+        let is_built = |name: &str, dir: &Path| !command.contains(name) || dir.join(name).exists();
+        if !is_built("pagefold-agent", &apart) || !is_built("pagefold-identity", &for_guests) {
             eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
             continue;
         }

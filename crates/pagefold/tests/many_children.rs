@@ -72,15 +72,15 @@ for frame in [b'f', b'k', b'K' + bytes(4)]:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.settimeout(20)
     one.connect(path)
-    while True:
-        try:
-            socket.send_fds(one, [frame], [opened()])
-            break
-        except PermissionError:  # It has no place yet.
-            time.sleep(0.001)
     try:
+        while True:
+            try:
+                socket.send_fds(one, [frame], [opened()])
+                break
+            except PermissionError:  # It has no place yet.
+                time.sleep(0.001)
         closed += one.recv(8) == b''
-    except ConnectionResetError:
+    except (BrokenPipeError, ConnectionResetError):
         closed += 1
     kept.append(one)
 print(closed, flush=True)

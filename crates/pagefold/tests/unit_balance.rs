@@ -90,7 +90,8 @@ fn service_with_the_rights_of_its_unit_balances_and_pauses_another_users_vm() {
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("let others in");
     let name = format!("unit{}", common::world());
     let Some((group, _afterwards)) = small_memory(&name, HOST_BYTES) else { return };
-    let Some(_vm) = vm(&name, &dir.path().join("vm")) else { return };
+    let Some(vm) = vm(&name, &dir.path().join("vm")) else { return };
+    fs::write(format!("{group}/cgroup.procs"), vm.0.id().to_string()).expect("move the VM to the control group");
     let (program, next) = (dir.path().join("pagefold"), dir.path().join("next"));
     let built = PathBuf::from(env!("CARGO_BIN_EXE_pagefold"));
     copy_program(&built, &program);

@@ -99,33 +99,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             outcome = Outcome::Partial;
         }
     }
-    let left = wait(&groups, needed, Duration::from_secs(args.wait))?;
+    let patience = Duration::from_secs(args.wait);
+    let left = wait(&groups, needed, patience)?;
     let mut all = Vec::new();
     for (group, left_bytes) in groups.iter().zip(left) {
-        let of_group = |member: &MemberLine| member.group == group.name;
-        let members: Vec<MemberLine> = group.service.members()?.into_iter().filter(of_group).collect();
-        let (attached, started): (Vec<_>, Vec<_>) = members.into_iter().partition(MemberLine::may_be_detached);
-        let mut detached = Vec::new();
-        for member in attached {
-            match attach::leave(group.service, &member, Duration::from_secs(args.wait)) {
-                Ok(()) => detached.push(member.identity.pid),
-                Err(e) => {
-                    say!("pagefold: {e:#}");
-                    outcome = Outcome::Partial;
-                }
-            }
-        }
-        if left_bytes > 0 {
+        let (stopped, is_left) = leave_all(group, left_bytes, patience)?;
+        if !is_left || left_bytes > 0 {
             outcome = Outcome::Partial;
         }
-        let members = started.iter().map(|member| member.identity.pid).collect();
-        all.push(Stopped {
-            group: group.name.clone(),
-            folded_bytes: group.folded_bytes,
-            left_bytes,
-            detached,
-            members,
-        });
+        all.push(stopped);
     }
     if args.json {
         output::line(serde_json::to_string_pretty(&all)?)?;
@@ -133,6 +115,26 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         all.iter().try_for_each(|stopped| output::line(in_words(stopped)))?;
     }
     Ok(outcome)
+}
+
+/// Detaches the members of a group that were attached. Says whether all have been left.
+fn leave_all(group: &Group<'_>, left_bytes: u64, patience: Duration) -> anyhow::Result<(Stopped, bool)> {
+    let of_group = |member: &MemberLine| member.group == group.name;
+    let members: Vec<MemberLine> = group.service.members()?.into_iter().filter(of_group).collect();
+    let (attached, started): (Vec<_>, Vec<_>) = members.into_iter().partition(MemberLine::may_be_detached);
+    let (mut detached, mut is_left) = (Vec::new(), true);
+    for member in attached {
+        match attach::leave(group.service, &member, patience) {
+            Ok(()) => detached.push(member.identity.pid),
+            Err(e) => {
+                say!("pagefold: {e:#}");
+                is_left = false;
+            }
+        }
+    }
+    let members = started.iter().map(|member| member.identity.pid).collect();
+    let (group, folded_bytes) = (group.name.clone(), group.folded_bytes);
+    Ok((Stopped { group, folded_bytes, left_bytes, detached, members }, is_left))
 }
 
 fn meant<'a>(args: &Args, services: &'a [Service]) -> anyhow::Result<Vec<Group<'a>>> {
