@@ -227,7 +227,7 @@ fn thread_is_found_by_stack_that_is_several_mappings() {
         }
         words.push((at, u64::from_ne_bytes(bytes)));
     }
-    // What the next page holds is another thing each time: pointers of frames further up, the environment, or nothing but zeros.
+    // The next page holds another thing each time: pointers of frames further up, the environment, or nothing but zeros.
     let is_new = |(at, word): (u64, u64)| word > 1 << 32 && words.iter().all(|(a, other)| *a >= at || *other != word);
     let (at, word) = words.iter().copied().find(|found| found.0 >= next && is_new(*found)).expect("a word further up");
     let next = at / 4096 * 4096;

@@ -14,7 +14,7 @@ fn check(text: &str) -> std::process::Output {
 }
 
 #[test]
-fn what_is_dangerous_or_without_effect_is_told() {
+fn dangerous_and_ineffective_parts_are_told() {
     let own = std::process::id();
     let tokens = tempfile::NamedTempFile::new().expect("a temporary file");
     let api = format!("[api]\nlisten = '0.0.0.0:9469'\ntokens = '{}'\n", tokens.path().display());

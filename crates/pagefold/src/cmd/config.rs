@@ -46,7 +46,7 @@ struct Checked {
     groups: Vec<String>,
     rules: usize,
     http: Option<Http>,
-    /// What is valid, and yet dangerous or without effect on this host as it is.
+    /// Parts that are valid, and yet dangerous or without effect on this host as it is.
     doubts: Vec<String>,
 }
 

@@ -82,7 +82,7 @@ pub fn headline(result: &Outcome) -> Option<&Verdict> {
 /// A verdict, the figure that was found, and the prediction.
 pub fn told(result: &Outcome, verdict: &Verdict) -> String {
     let figure = Verdict { why: None, needs_n: None, ..verdict.clone() };
-    format!("{}, {}: {}", standing::verdict(result, verdict), words::found(&figure), verdict.prediction)
+    format!("{}, {}. {}", standing::verdict(result, verdict), words::found(&figure), verdict.prediction)
 }
 
 /// The dose of a run in a word.
@@ -95,8 +95,8 @@ pub fn dose(result: &Outcome) -> String {
     })
 }
 
-/// The losses that matter: of each study the decided one that is the largest part of the figure, the largest first. What merging costs
-/// and doing nothing does not (the other figure is 0) comes last.
+/// The losses that matter: of each study the decided one that is the largest part of the figure, the largest first. A cost of
+/// merging that nobody else has (the other figure is 0) comes last.
 pub fn losses<'a>(items: &[Item<'a>]) -> Vec<(&'a Study, Loss)> {
     let part = |loss: &Loss| {
         let (ours, theirs) = (loss.ours.1, loss.theirs.1);

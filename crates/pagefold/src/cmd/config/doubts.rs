@@ -1,4 +1,4 @@
-//! What in a configuration is valid and yet dangerous, or without effect on this host as it is.
+//! Parts of a configuration that are valid and yet dangerous, or without effect on this host as it is.
 
 use api::enrol::Rule;
 use enrol::decide::Rules;
