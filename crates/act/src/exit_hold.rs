@@ -71,7 +71,7 @@ pub struct Dying {
 }
 
 impl Dying {
-    /// Its number, which is that of the tracer of all that it traces.
+    /// Its number. It is the tracer of all threads that it traces.
     pub const fn thread(&self) -> Pid {
         self.thread
     }

@@ -29,7 +29,7 @@ use page::{HostVirt, PAGE_BYTES, PageRange, PageSet, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
 use wire::SlotRun;
 
-/// A template of which something is or was mapped here. It is kept for as long as the process lives: whatever shows it may be
+/// A template of which something is or was mapped here. It is kept for as long as the process lives: memory that shows it may be
 /// discarded at any time.
 struct Template {
     file: (u64, u64),

@@ -109,7 +109,7 @@ pub enum Ask {
         /// The settings to change.
         change: Change,
     },
-    /// Have a group run as it is configured, whatever was changed on the fly.
+    /// Drop what was changed on the fly: have a group run as it is configured.
     Reset {
         /// The group.
         group: String,

@@ -239,7 +239,7 @@ impl Change {
         }
     }
 
-    /// The change that leads to these settings, whatever they were before.
+    /// The change that leads from any settings to these.
     pub fn to(settings: &Settings) -> Self {
         Self {
             scan_rate: Some(settings.scan_rate.map_or(ScanRate::Auto, ScanRate::Pages)),

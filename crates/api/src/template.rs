@@ -5,7 +5,7 @@
 //!   asker                                           supervisor (hand.sock)
 //!     | load {group, name} + memory file              |
 //!     | --------------------------------------------> |   sealed from here on, and a segment of the group's pool
-//!     | <------------------------- loaded + its file  |   or that of the template which has the name already
+//!     | <------------------------- loaded + its file  |   or the file of a template with this name
 //!     | unload {group, name} -----------------------> |   it goes when no member maps it any more
 //! ```
 //!

@@ -94,9 +94,9 @@ impl Noted {
     }
 
     fn read(file: &File) -> Option<Self> {
-        let mut bytes = [0; 4096];
-        let count = file.read_at(&mut bytes, 0).ok()?;
-        let words: Vec<u64> = bytes[..count].as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+        let mut bytes = vec![0; usize::try_from(file.metadata().ok()?.len()).ok()?];
+        file.read_exact_at(&mut bytes, 0).ok()?;
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         // Longer notes of before may follow.
         let used = 5 + REGISTERS + ORDER_WORDS * usize::try_from(*words.get(4)?).ok()?;
         Self::of(words.get(..used)?)
@@ -271,14 +271,15 @@ mod tests {
         assert!(Noted::read(&file).is_none());
         let words = std::array::from_fn(|n| n as u64 + 100);
         let thread = Pid::from_raw(7);
-        let orders = vec![(11, [1, 2, 3, 4, 5, 6]), (60, [9; 6])];
+        // More than a page of them.
+        let orders = [vec![(11, [1, 2, 3, 4, 5, 6]); 80], vec![(60, [9; 6])]].concat();
         let lent = thread.map(|thread| (thread, (registers_of(words), u64::MAX)));
-        write(&Noted { lent, ours: Pid::from_raw(8), instruction: 9, orders });
+        write(&Noted { lent, ours: Pid::from_raw(8), instruction: 9, orders: orders.clone() });
         let found = Noted::read(&file).unwrap();
         let (lent, (registers, blocked)) = found.lent.unwrap();
         assert_eq!((Some(lent), words_of(registers), blocked, found.ours), (thread, words, u64::MAX, Pid::from_raw(8)));
         assert_eq!(found.instruction, 9);
-        assert_eq!(found.orders, [(11, [1, 2, 3, 4, 5, 6]), (60, [9; 6])]);
+        assert_eq!(found.orders, orders);
         write(&Noted::default());
         let found = Noted::read(&file).unwrap();
         assert!(found.lent.is_none() && found.ours.is_none() && found.orders.is_empty());

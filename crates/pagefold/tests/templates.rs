@@ -201,3 +201,22 @@ fn unfolded_clone_has_pages_of_its_own() {
     until_folded(&service, "a", FILLED);
     assert_eq!(clone.tell(&format!("check x 0 {FILLED} {SEED}")), "ok");
 }
+
+/// One template after another, each of which fits by itself.
+#[test]
+fn templates_of_a_group_take_no_more_than_its_pool_may() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let mut member = service.run("acme", "first", &[], &[&known_pages()]);
+    member.tell("alloc x 1");
+    service.set("acme", &["--pool", "8M"]);
+    let group = service.group("acme");
+    let empty = |pages| Template::empty(&group, pages);
+    empty(1200).load(&service, &group, "one").expect("it fits");
+    let refused = empty(1200).load(&service, &group, "two").expect_err("both do not fit");
+    assert!(refused.contains("9.4 MiB") && refused.contains("raise it"), "{refused}");
+    empty(800).load(&service, &group, "three").expect("it fits beside the first one");
+    assert_eq!(loaded(&service, &group).len(), 2);
+}

@@ -17,6 +17,7 @@ use api::name;
 use api::template::{self, Question, Reply};
 use cli::note;
 use host::ForeignFile;
+use page::PoolSlot;
 use rustix::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
@@ -96,12 +97,15 @@ fn load(registry: &mut Registry, group: &str, name: &str, file: &ForeignFile, ui
         return Err("the file is a part of a pool already: a template is of one group, under one name".into());
     }
     let group = registry.group(group);
-    let most = group.pool_limit().bytes;
-    if sealed.bytes > most {
+    // Empty pages count: the kernel fills them when a member writes there. Templates that go, but are mapped still, count, too.
+    let of_templates = group.segments.iter().filter(|(info, _)| info.number >= PoolSlot::FIRST_TEMPLATE);
+    let slots = of_templates.fold(u64::from(sealed.slots), |sum, (info, _)| sum.saturating_add(info.slots.into()));
+    let (needed, most) = (page::pages_to_bytes(slots), group.pool_limit().bytes);
+    if needed > most {
         return Err(format!(
-            "it takes {}, and the pool of group {} may take {} in all: raise it (pagefold group set GROUP --pool SIZE)",
-            cli::bytes(sealed.bytes),
+            "with it, templates of group {} may take {}, and its pool {} in all: raise it (pagefold group set GROUP --pool SIZE)",
             group.name,
+            cli::bytes(needed),
             cli::bytes(most)
         ));
     }
