@@ -202,6 +202,30 @@ fn unfolded_clone_has_pages_of_its_own() {
     assert_eq!(clone.tell(&format!("check x 0 {FILLED} {SEED}")), "ok");
 }
 
+/// The program has written zeros. Where the template holds something else, they must stay; where it is empty, the mapping heals.
+#[test]
+fn zeros_stay_unless_the_template_is_empty_there() {
+    if cannot_fold() {
+        return;
+    }
+    let (service, template) = with_template();
+    let mut clone = clone(&service, &template, "a");
+    until_folded(&service, "a", FILLED);
+    clone.tell("zero x 100 60");
+    clone.tell("zero x 1200 60");
+    // Pages that are folded after them, so that it was their turn.
+    clone.tell("fill x 500 60 900");
+    let mut other = service.run("acme", "other", &[], &[&known_pages()]);
+    ["alloc x 60", "fill x 0 60 900", "mergeable x"].iter().for_each(|line| _ = other.tell(line));
+    let broken = || find_member(&service.show("acme"), "a").map(|member| number(&member["broken_pages"]));
+    until(120, "all but the zeros over something are folded", || broken() == Some(60));
+    for line in ["zeros x 100 60", "zeros x 1200 60", "check x 500 60 900"] {
+        assert_eq!(clone.tell(line), "ok", "{line}");
+    }
+    assert_eq!(clone.tell(&format!("check x 0 100 {SEED}")), "ok");
+    service.assert_audit_is_clean();
+}
+
 /// One template after another, each of which fits by itself.
 #[test]
 fn templates_of_a_group_take_no_more_than_its_pool_may() {

@@ -13,6 +13,7 @@
 //! write NAME FROM PAGES      writes a byte of each page that is there already; answers with the 99th percentile of the
 //!                            times, in nanoseconds
 //! check NAME FROM PAGES SEED asserts that pages are as `fill` has written them
+//! zeros NAME FROM PAGES      asserts that pages hold zeros
 //! none NAME                  PROT_NONE
 //! drop NAME FROM PAGES       discards pages
 //! mergeable NAME             advises KSM to merge
@@ -208,6 +209,7 @@ fn obey(areas: &mut HashMap<String, Area>, words: &[&str]) -> String {
                 "read" => range().for_each(|n| _ = std::hint::black_box(area.page(n)[0])),
                 "write" => return write(area, range()).to_string(),
                 "check" => range().for_each(|n| check(area.page(n), (number(4) + n - number(2)) as u64)),
+                "zeros" => assert!(range().all(|n| *area.page(n) == [0; PAGE]), "a page holds something"),
                 "drop" => area.advise(number(2), number(3), libc::MADV_DONTNEED),
                 "uffd" => serve_faults_badly(area),
                 "mergeable" => area.advise(0, area.pages, libc::MADV_MERGEABLE),
