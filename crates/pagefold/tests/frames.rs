@@ -108,11 +108,9 @@ fn account_adds_up_to_what_page_tables_say() {
     assert_eq!(number(&frames["pool_in_use"]), slots.iter().sum::<u64>(), "{frames}");
     let by_tables = found.slots_by_sharers;
     assert_eq!(contents + zeros + alike + found.superfluous() + by_tables[0], by_hand.frames, "{found:?}");
-    assert_eq!(
-        number(&frames["pool_in_use"]) + number(&frames["pool_idle"]),
-        by_tables.iter().sum::<u64>(),
-        "{frames}"
-    );
+    // A slot whose contents were asked of an agent that stands still has no frame.
+    let (told, there) = (number(&frames["pool_in_use"]) + number(&frames["pool_idle"]), by_tables.iter().sum::<u64>());
+    assert!((there..there + there / 30).contains(&told), "{told}, {there} by page tables: {frames}");
     // Agents stand still with pages of which they have not yet told that they are broken: some 40 of 6700 frames here.
     let in_account = slots[0] + number(&frames["pool_idle"]);
     assert!(in_account.abs_diff(by_tables[0]) * 30 <= by_hand.frames, "{in_account} of {by_tables:?}: {frames}");

@@ -162,7 +162,7 @@ pub fn attach_with(installed: &Installed, pid: u32, children_after: &str) {
 }
 
 pub fn detach(installed: &Installed, pid: u32) {
-    let detached = installed.pagefold(&["detach", &pid.to_string(), "--wait", "120"]);
+    let detached = installed.pagefold(&["detach", &pid.to_string(), "--wait", "240"]);
     assert!(detached.status.success(), "{detached:?}");
 }
 
@@ -181,7 +181,7 @@ pub fn detach_with(
     at_start: impl FnOnce(&mut Server),
 ) {
     let mut command = Command::new(installed.path("pagefold"));
-    command.args(["detach", &pid.to_string(), "--wait", "120"]).env("PAGEFOLD_DIR", installed.path("s"));
+    command.args(["detach", &pid.to_string(), "--wait", "240"]).env("PAGEFOLD_DIR", installed.path("s"));
     let mut detaching = command.spawn().expect("run pagefold");
     at_start(server);
     let (mut orders, begin) = (orders.iter().cycle(), Instant::now());

@@ -68,7 +68,7 @@ static void *move_small(void *seed)
 			check(area[n * PAGE_BYTES] == 0, "a small area has grown by pages that are not zero");
 		calls++;
 		/* Blocks at times, so that agents can come and go. */
-		if (next >> 60 == 0)
+		if (next >> 62 == 0)
 			usleep(100);
 	}
 }
