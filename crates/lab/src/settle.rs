@@ -82,7 +82,9 @@ mod tests {
         let script = "sh -c 'while :; do :; done' & wait";
         let mut busy = Command::new("sh").args(["-c", script]).spawn().expect("start a shell");
         let both = [quiet[0], ProcessId::of(busy.id()).expect("alive")];
-        let settled = settle(&both, QUICK, Duration::from_millis(1500), &|_| {});
+        // It is busy only while it has a processor, which others may want.
+        let look = || settle(&both, QUICK, Duration::from_millis(1500), &|_| {});
+        let settled = (0..20).map(|_| look()).find(|settled| !settled.idle).unwrap_or_else(look);
         let family = Family::now().tree(&both[1]);
         for id in &family {
             assert!(id.kill());

@@ -297,7 +297,7 @@ fn members_without_folded_pages_have_a_reason_and_a_remedy() {
                 && m["detail"].as_str().is_some_and(|said| said.contains(detail))
                 && m["fix"].as_str().map_or(fix.is_empty(), |said| !fix.is_empty() && said.contains(fix))
         };
-        until(30, &format!("{name}: {}", service.show("acme")), || {
+        until(120, &format!("{name}: {}", service.show("acme")), || {
             find_member(&service.show("acme"), name).is_some_and(is_said)
         });
     }

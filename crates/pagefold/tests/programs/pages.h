@@ -92,17 +92,17 @@ static inline size_t folded_pages(const char *area, size_t pages)
 	return folded;
 }
 
-/* Waits until most of an area is folded; says how much is. Ends the program after a minute. */
+/* Waits until most of an area is folded; says how much is. Ends the program after three minutes. */
 static inline size_t wait_until_folded(const char *area, size_t pages)
 {
-	for (int tenths = 0; tenths < 600; tenths++) {
+	for (int tenths = 0; tenths < 1800; tenths++) {
 		size_t folded = folded_pages(area, pages);
 
 		if (folded > pages / 4 * 3)
 			return folded;
 		usleep(100000);
 	}
-	fprintf(stderr, "not folded within a minute: %zu of %zu pages are\n", folded_pages(area, pages), pages);
+	fprintf(stderr, "not folded within three minutes: %zu of %zu pages are\n", folded_pages(area, pages), pages);
 	exit(1);
 }
 
