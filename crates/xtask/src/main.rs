@@ -1,10 +1,11 @@
-//! Checks of the source tree, `./x structure`, `./x words` and `./x figures`, and its tests.
+//! Checks of the source tree, `./x structure`, `./x words` and `./x figures`; its tests; and `./x bench guard`.
 //!
 //! ```text
 //!  .rs files --> rust (tokens, comments) --> text (paragraphs, sentences) --> words: findings
 //!  .md files ---------------------------------^
 //!  cargo metadata, table in ARCHITECTURE.md, .rs files --------------------> structure: rooms, problems
 //!  raw output of benches in docs/figures ----------------------------------> figures: tables in docs/performance.md
+//!  output of a bench, docs/figures/guard.json -----------------------------> guard: whether folding has become dearer
 //! ```
 //!
 //! All run in the root of the repository. The exit code is 0 if nothing was found, 1 if something was, and 2 if the
@@ -14,6 +15,7 @@
 mod figures;
 mod files;
 mod graph;
+mod guard;
 mod rust;
 mod structure;
 mod suite;
@@ -63,6 +65,20 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Cost of folding beside that of the last record in docs/figures/guard.json
+    Guard {
+        /// What `pagefold bench ksm --json` has printed
+        output: PathBuf,
+        /// The day
+        #[arg(long)]
+        date: String,
+        /// The commit that was measured
+        #[arg(long)]
+        commit: String,
+        /// Add a record
+        #[arg(long)]
+        write: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -104,6 +120,11 @@ fn run(command: &Command) -> Result<bool> {
             let report = figures::update(root, *check)?;
             print(&report.to_string())?;
             Ok(!*check || report.stale.is_empty())
+        }
+        Command::Guard { output, date, commit, write } => {
+            let report = guard::compare(root, output, (date, commit), *write)?;
+            print(&report.to_string())?;
+            Ok(report.is_good())
         }
     }
 }
