@@ -67,7 +67,7 @@ enum Command {
     },
     /// Cost of folding beside that of the last record in docs/figures/guard.json
     Guard {
-        /// What `pagefold bench ksm --json` has printed
+        /// Output of `pagefold bench ksm --json`
         output: PathBuf,
         /// The day
         #[arg(long)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Time over which a member is watched: 1 s.
 pub const WATCHED: Duration = Duration::from_secs(1);
 
-/// What the first looks have seen.
+/// Changes that the first looks have seen.
 #[derive(Default)]
 pub struct FirstLooks {
     since: Option<Instant>,
