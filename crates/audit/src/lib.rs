@@ -46,7 +46,7 @@ pub struct Findings {
     pub shared_within_group: u64,
     /// Frames that two groups have in common.
     pub cross_group_frames: u64,
-    /// Savings of all groups.
+    /// Savings of the groups of services that were asked; of all groups where none was.
     pub saved_bytes: i64,
     /// The groups.
     pub by_group: Vec<GroupFindings>,
@@ -152,8 +152,9 @@ pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
     for (group, (frames, shared)) in findings.by_group.iter_mut().zip(&subjects.frames) {
         (group.frames, group.shared_frames) = (*frames, *shared);
     }
-    // A user's own service may tell any number.
-    findings.saved_bytes = findings.by_group.iter().fold(0, |sum: i64, g| sum.saturating_add(g.saved_bytes));
+    // Of pools that turned out to be parts of another one, nothing is left.
+    findings.by_group.retain(|group| group.service.is_some() || group.pool_frames > 0 || group.frames > 0);
+    (findings.saved_bytes, _) = saved(&findings.by_group);
     let (mut crossing, mut shown) = confirm(&subjects, &candidates, &flags)?;
     if !crossing.is_empty() {
         // The frames of pools were looked up at the beginning, and slots may have got others since. So the suspects that
@@ -164,6 +165,15 @@ pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
     findings.cross_group = shown;
     findings.partial = subjects.missed;
     Ok(findings)
+}
+
+/// Savings of groups together, and the number of groups that are left out. Those of services that were not asked are no part
+/// of what the caller's services save.
+pub fn saved(groups: &[GroupFindings]) -> (i64, usize) {
+    let is_any_asked = groups.iter().any(|group| group.service.is_some());
+    let (counted, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.service.is_some() || !is_any_asked);
+    // A user's own service may tell any number.
+    (counted.iter().fold(0, |sum: i64, group| sum.saturating_add(group.saved_bytes)), others.len())
 }
 
 /// Makes all passes, and returns the frames that seem to be common to several groups. `None` if the frames of one pass

@@ -38,9 +38,26 @@ pub struct Engine {
     pub pids: Vec<u32>,
 }
 
-/// A group: the service that has it, by its place in the list of accounts, and its name. Groups of two services are two,
-/// be their names the same. `None` is a service that was not asked.
-type GroupKey = (Option<usize>, String);
+/// A group: whose it is, and its name. Groups of two services are two, be their names the same.
+type GroupKey = (Of, String);
+
+/// The service that has a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    /// One that was asked, by its place in the list of accounts.
+    Asked(usize),
+    /// One that was not. The number tells its pool from others of this name: files are of one pool if a process maps both.
+    Other(usize),
+}
+
+impl Of {
+    const fn asked(self) -> Option<usize> {
+        match self {
+            Self::Asked(service) => Some(service),
+            Self::Other(_) => None,
+        }
+    }
+}
 
 /// A page of a pool's mapping: the pool's group, device and inode of its file, and the offset.
 #[derive(Clone, Copy)]
@@ -105,7 +122,7 @@ impl Subjects {
         for (service, engine) in engines.iter().enumerate() {
             members.extend(engine.members.iter().map(|m| (m.process.pid, (service, m))));
             for name in engine.members.iter().map(|m| &m.group).chain(engine.savings.keys()) {
-                subjects.number((Some(service), name.clone()));
+                subjects.number((Of::Asked(service), name.clone()));
             }
             for pid in &engine.pids {
                 subjects.add_open_files(*pid, service);
@@ -116,7 +133,7 @@ impl Subjects {
         for pid in members.keys().copied().chain(others) {
             let Ok(process) = ProcessId::of(pid) else { continue };
             let member = members.get(&pid).filter(|(_, m)| m.process == process);
-            let member = member.map(|(service, m)| (Some(*service), m.group.clone()));
+            let member = member.map(|(service, m)| (Of::Asked(*service), m.group.clone()));
             match Mapping::list(pid) {
                 Ok(mappings) => subjects.add(process, member, &mappings),
                 Err(e) if e.is_gone() => {}
@@ -144,17 +161,34 @@ impl Subjects {
 
     /// The service of a file that has this name and no holder. A member's own service comes first, if this is its group.
     /// Then comes the service of another file with this name that the process maps.
-    fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Option<usize> {
-        let own = member.filter(|member| member.1 == name).and_then(|member| member.0);
-        own.or_else(|| {
-            let mut files = mappings.iter().filter(|m| guest::pool_group(m) == Some(name));
-            files.find_map(|m| self.names[usize::from(self.files.get(&(m.device, m.inode))?.group)].0)
-        })
+    fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Of {
+        let own = member.filter(|member| member.1 == name).map(|member| member.0);
+        let of = |group: u16| self.names[usize::from(group)].0;
+        let mapped = || self.mapped(name, mappings).map(of).max_by_key(|of| of.asked().is_some());
+        own.or_else(mapped).unwrap_or(Of::Other(self.names.len()))
+    }
+
+    /// Groups of the known files with this name that a process maps.
+    fn mapped(&self, name: &str, mappings: &[Mapping]) -> impl Iterator<Item = u16> {
+        let files = mappings.iter().filter(move |m| guest::pool_group(m) == Some(name));
+        files.filter_map(|m| Some(self.files.get(&(m.device, m.inode))?.group))
+    }
+
+    /// Takes pools of services that were not asked for one, if they have this name and a process maps both.
+    fn unite(&mut self, name: &str, mappings: &[Mapping]) {
+        let mut others: BTreeSet<u16> = self.mapped(name, mappings).collect();
+        others.retain(|group| self.names[usize::from(*group)].0.asked().is_none());
+        let Some(one) = others.pop_first() else { return };
+        let groups = self.files.values_mut().map(|file| &mut file.group);
+        let groups = groups.chain(self.all.iter_mut().map(|subject| &mut subject.group));
+        groups.filter(|group| others.contains(group)).for_each(|group| *group = one);
     }
 
     fn add(&mut self, process: ProcessId, member: Option<GroupKey>, mappings: &[Mapping]) {
         let mut group = member.clone().map(|key| self.number(key));
         let mut maps_pool = false;
+        let names: BTreeSet<&str> = mappings.iter().filter_map(guest::pool_group).collect();
+        names.into_iter().for_each(|name| self.unite(name, mappings));
         for mapping in mappings {
             let Some(name) = guest::pool_group(mapping) else { continue };
             let key = (mapping.device, mapping.inode);
@@ -180,7 +214,7 @@ impl Subjects {
         for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
             let name = fs::read_link(entry.path()).unwrap_or_default();
             let Some(group) = name.to_str().and_then(guest::pool_name) else { continue };
-            let group = self.number((Some(service), group.to_owned()));
+            let group = self.number((Of::Asked(service), group.to_owned()));
             if let Ok(found) = fs::metadata(entry.path()) {
                 self.add_file((found.dev(), found.ino()), group, pid, &entry.path());
             }
@@ -259,7 +293,7 @@ impl Subjects {
             let mappings = |is_member| processes(is_member).map(|subject| subject.mappings).sum::<u64>();
             let pool_frames = self.files.values().filter(|f| usize::from(f.group) == n).map(PoolFile::pages).sum();
             let in_pool = self.in_pool[n];
-            let engine = service.map(|service| &engines[service]);
+            let engine = service.asked().map(|service| &engines[service]);
             let own = in_pool.member_mappings - in_pool.inherited[0];
             // The engine does not name the members of another service's group. All processes that map its pool count
             // then.
@@ -388,7 +422,7 @@ mod tests {
     #[test]
     fn savings_are_counted_whatever_the_engine_tells() {
         let mut subjects = Subjects::default();
-        let group = subjects.number((Some(0), "acme".to_owned()));
+        let group = subjects.number((Of::Asked(0), "acme".to_owned()));
         subjects.in_pool[usize::from(group)].member_mappings = 10;
         let told = Savings::of(7000, 3, 5, 4096, 9);
         let savings = BTreeMap::from([("acme".to_owned(), told)]);

@@ -118,7 +118,32 @@ fn groups_of_two_services_are_two() {
         }
         assert_eq!(number(&own[0]["engine"]["folded_bytes"]), 6000 << 12);
         assert!(another[0]["service"].is_null() && another[0]["engine"].is_null(), "{audit}");
-        let text = String::from_utf8(asked(place, &["audit", "--group", &name]).stdout).expect("text");
+        assert_eq!(audit["saved_bytes"], own[0]["saved_bytes"], "the total has no other service's pool");
+        let text = String::from_utf8(asked(place, &["audit"]).stdout).expect("text");
         assert!(!text.contains("DIFFERS") && text.contains(&format!("Saved in {name} of another service")), "{text}");
+        let without = ", without 1 group of services that were not asked.\n";
+        assert!(text.ends_with(without), "{text}");
+        let audit = json_of(&asked(place, &["audit", "--json", "--group", &name]));
+        assert!(groups(&audit, &name).iter().all(is_asked), "another service's group is another: {audit}");
+    }
+}
+
+#[test]
+fn groups_of_services_that_were_not_asked_are_apart() {
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let (name, dir) = (service.group("acme"), tempfile::tempdir().expect("a directory"));
+    let places = ["second", "third"].map(|place| dir.path().join(place));
+    let _others = places.each_ref().map(|place| Second::start(service.mark(), place));
+    let _members = places.each_ref().map(|place| member(service.mark(), place, &name, dir.path()));
+    let audit = service.assert_audit_is_clean();
+    let found = groups(&audit, &name);
+    assert_eq!(found.len(), 2, "{audit}");
+    for group in found {
+        assert!(group["service"].is_null(), "{group}");
+        assert_eq!(["other_processes", "pool_frames"].map(|f| number(&group[f])), [1, 3000], "{group}");
+        assert_eq!(number(&group["savings"]["folded_bytes"]), 6000 << 12, "{group}");
     }
 }

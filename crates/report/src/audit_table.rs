@@ -17,6 +17,10 @@ const NAME_CHARS: usize = 24;
 pub struct Audit {
     /// The groups.
     pub groups: Vec<Group>,
+    /// Savings of all groups that count.
+    pub saved_bytes: i64,
+    /// Groups that do not count, because their service was not asked.
+    pub others: usize,
     /// Distinct frames looked at.
     pub frames_checked: u64,
     /// Frames that two groups have in common.
@@ -75,7 +79,6 @@ pub fn text(audit: &Audit) -> String {
         text += &wrap(&cli::printable(crossing), COLUMNS);
     }
     let checked = plural(audit.frames_checked, "frame");
-    let saved = audit.groups.iter().fold(0, |sum: i64, g| sum.saturating_add(g.savings.saved_bytes()));
     text += &wrap(
         &match audit.cross_group_frames {
             0 => format!("{checked} checked: no two groups have any in common."),
@@ -83,7 +86,11 @@ pub fn text(audit: &Audit) -> String {
         },
         COLUMNS,
     );
-    text + &format!("Saved: {}.\n", signed_bytes(saved))
+    let saved = signed_bytes(audit.saved_bytes);
+    text + &match audit.others {
+        0 => format!("Saved: {saved}.\n"),
+        n => format!("Saved: {saved}, without {} of services that were not asked.\n", plural(n as u64, "group")),
+    }
 }
 
 /// The sum of a group's savings.
@@ -125,7 +132,8 @@ mod tests {
             engine: Some(engine),
             differs: [false, false, true, false, false],
         };
-        let clean = Audit { groups: vec![group.clone()], frames_checked: 1024, ..Audit::default() };
+        let saved_bytes = group.savings.saved_bytes();
+        let clean = Audit { groups: vec![group.clone()], saved_bytes, frames_checked: 1024, ..Audit::default() };
         assert_eq!(
             text(&clean),
             "\
@@ -147,10 +155,17 @@ Saved: 1.2 MiB.
 "
         );
         let group = Group { savings: Savings::of(0, 0, 1, 0, 0), engine: None, ..group };
-        let crossed =
-            Audit { groups: vec![group], cross_group_frames: 1, crossings: vec!["frame 0x7: ...".into()], ..clean };
-        let text = text(&crossed);
+        let crossed = Audit {
+            groups: vec![group],
+            saved_bytes: -4096,
+            cross_group_frames: 1,
+            crossings: vec!["frame 0x7: ...".into()],
+            ..clean
+        };
+        let text = super::text(&crossed);
         assert!(text.contains("frame 0x7") && text.contains("groups have 1 frame in COMMON"), "{text}");
         assert!(text.contains("-<0.1") && text.ends_with("Saved: -4 KiB.\n"), "{text}");
+        let text = super::text(&Audit { others: 2, ..crossed });
+        assert!(text.ends_with("Saved: -4 KiB, without 2 groups of services that were not asked.\n"), "{text}");
     }
 }

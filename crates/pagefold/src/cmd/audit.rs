@@ -135,13 +135,15 @@ fn account(service: &Service) -> anyhow::Result<Engine> {
 
 fn keep_only(findings: &mut Findings, group: &str) -> anyhow::Result<()> {
     findings.by_group.retain(|g| g.name == group);
+    // Another service's group of this name is another group.
+    let is_ours = findings.by_group.iter().any(|g| g.service.is_some());
+    findings.by_group.retain(|g| g.service.is_some() || !is_ours);
     if findings.by_group.is_empty() {
         return Err(Stop::Usage(format!("no group {group} has a member or a pool")).into());
     }
-    findings.saved_bytes = 0;
+    (findings.saved_bytes, _) = audit::saved(&findings.by_group);
     (findings.frames_checked, findings.shared_within_group) = (0, 0);
     for found in &findings.by_group {
-        findings.saved_bytes = findings.saved_bytes.saturating_add(found.saved_bytes);
         findings.frames_checked += found.frames;
         findings.shared_within_group += found.shared_frames;
     }
@@ -180,6 +182,8 @@ fn table(findings: &Findings) -> audit_table::Audit {
     };
     audit_table::Audit {
         groups: findings.by_group.iter().map(group).collect(),
+        saved_bytes: findings.saved_bytes,
+        others: audit::saved(&findings.by_group).1,
         frames_checked: findings.frames_checked,
         cross_group_frames: findings.cross_group_frames,
         crossings: findings.cross_group.iter().map(crossing).collect(),
