@@ -47,6 +47,8 @@ pub struct Args {
     /// Seconds of each load
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     load: u64,
+    #[command(flatten)]
+    whole_host: ksmd::WholeHost,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -99,7 +101,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         );
     }
     let mut guardian = Guardian::start()?;
-    let knobs = ksmd::may_use()?;
+    let knobs = ksmd::may_use(args.whole_host)?;
     let dir = make_dir(&mut guardian)?;
     guardian.keep_ksm(&knobs)?;
     let measured = measure(args, &dir, &mut guardian);

@@ -53,7 +53,7 @@ pub fn run(o: &Options) -> anyhow::Result<Outcome> {
         rustix::thread::disable_transparent_huge_pages(true)?;
     }
     let mut guardian = Guardian::start()?;
-    let knobs = ksmd::may_use()?;
+    let knobs = ksmd::may_use(o.whole_host)?;
     let dir = make_dir(&mut guardian)?;
     guardian.keep_ksm(&knobs)?;
     let outcome = if o.churn { churn::run(o, &dir, &mut guardian) } else { compare(o, &dir, &mut guardian) };

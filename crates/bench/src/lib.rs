@@ -23,6 +23,7 @@ pub mod workload;
 
 pub use balance::{SmallHost, Storm, make_storm};
 pub use guardian::Guardian;
+pub use ksm::ksmd::{WholeHost, may_use};
 pub use serving::{Serving, prover_of};
 pub use swap::Swap;
 pub use synthetic::{AlignedPage, filled, write_pages};

@@ -49,8 +49,21 @@ fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let args =
-        ["bench", "ksm", "--image", "synthetic", "--guests", "2", "--memory", "64M", "--rounds", "1", "--steady", "1"];
+    let args = [
+        "bench",
+        "ksm",
+        "--yes",
+        "--image",
+        "synthetic",
+        "--guests",
+        "2",
+        "--memory",
+        "64M",
+        "--rounds",
+        "1",
+        "--steady",
+        "1",
+    ];
     let found = json_of(&pagefold(&[&args[..], &["--json"]].concat()));
     assert_documented(&["bench ksm --json"], &found);
     assert_eq!(knobs(), before);
@@ -88,7 +101,7 @@ fn huge_pages_are_split_by_policy_and_collapsed_again() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let found = json_of(&pagefold(&["bench", "huge", "--memory", "64M", "--json"]));
+    let found = json_of(&pagefold(&["bench", "huge", "--yes", "--memory", "64M", "--json"]));
     assert_documented(&["bench huge --json"], &found);
     assert_eq!(knobs(), before);
     let [ksmd, never, half, any] = found["sides"].as_array().unwrap().as_slice() else { panic!("{found}") };
@@ -111,7 +124,7 @@ fn killed_bench_restores_ksm_and_leaves_nothing() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let args = ["bench", "ksm", "--image", "synthetic", "--guests", "2", "--memory", "16M", "--rounds", "1"];
+    let args = ["bench", "ksm", "--yes", "--image", "synthetic", "--guests", "2", "--memory", "16M", "--rounds", "1"];
     let mut bench = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     let mut bench = bench.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", bench.id()));

@@ -37,7 +37,7 @@ fn knobs() -> Vec<String> {
 
 fn study(state: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
-    command.arg("study").args(args).arg("--state").arg(state);
+    command.arg("study").arg("--yes").args(args).arg("--state").arg(state);
     command
 }
 

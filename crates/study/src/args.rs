@@ -26,7 +26,7 @@ undecided, with the number of repetitions that would decide. A prediction that f
 Guests are restored from saved states; the first run boots and saves those that are missing. Each finished turn is kept
 until all results are written: the same command goes on after an interruption. An arm for which the host lacks something is
 left out, and a study that fails does not keep others from running: the exit code is 1, and stderr says why. ksmd is set and
-put back. Takes root.
+put back: while there are other programs whose memory it would merge, that takes --yes. Takes root.
 
 Examples:
   pagefold study --list
@@ -55,6 +55,8 @@ pub struct Args {
     /// Repetitions of each arm, in place of the form's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: Option<u32>,
+    #[command(flatten)]
+    whole_host: bench::WholeHost,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -202,6 +204,7 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
         length: if args.full { Length::Full } else { Length::Short },
         arms: args.arms.clone(),
         reps: args.reps,
+        whole_host: args.whole_host,
     };
     let chosen = choose(&args.ids, studies)?;
     check_arms(&chosen, &wanted.arms)?;

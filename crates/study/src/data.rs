@@ -281,6 +281,13 @@ impl Study {
         }
     }
 
+    /// The time of a run in this form, by the time of a turn as it was measured; `None` if it cannot be run.
+    pub fn estimate_s(&self, length: Length) -> Option<f64> {
+        let form = self.form(length).filter(|_| self.why_not().is_none())?;
+        let arms = self.arms.iter().filter(|arm| arm.is_in(length)).count() as f64;
+        Some(arms * f64::from(form.reps + u32::from(form.warm_up)) * form.turn_seconds)
+    }
+
     /// Predictions without a rule.
     pub fn not_asked(&self) -> impl Iterator<Item = &Prediction> {
         self.predict.iter().filter(|prediction| prediction.check().is_none())

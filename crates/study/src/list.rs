@@ -1,6 +1,7 @@
 //! `pagefold study --list`.
 
-use crate::data::Study;
+use crate::data::{Length, Study};
+use crate::runner::in_words;
 use crate::state;
 use cli::exit::Outcome;
 use cli::output;
@@ -19,6 +20,9 @@ struct Listed<'a> {
     needs: &'a [String],
     available: bool,
     why_not: Option<&'a str>,
+    /// Times of both forms in seconds, as measured once on one machine; absent if it cannot be run.
+    short_seconds: Option<f64>,
+    full_seconds: Option<f64>,
     /// Whether there is a result among the documents.
     result: bool,
     decided: usize,
@@ -53,6 +57,8 @@ fn listed(study: &Study) -> Listed<'_> {
         needs,
         available: why_not.is_none(),
         why_not,
+        short_seconds: study.estimate_s(Length::Short),
+        full_seconds: study.estimate_s(Length::Full),
         result: state.is_some(),
         decided: state.map_or(0, |state| state.decided),
         undecided: state.map_or(0, |state| state.undecided),
@@ -63,12 +69,53 @@ fn listed(study: &Study) -> Listed<'_> {
 
 fn table(all: &[Listed<'_>]) -> Table {
     use Align::{Left, Right};
-    let columns = [("STUDY", Left), ("WHERE", Left), ("P", Right), ("WHAT", Left), ("", Left)];
+    let columns =
+        [("STUDY", Left), ("WHERE", Left), ("P", Right), ("SHORT", Right), ("FULL", Right), ("WHAT", Left), ("", Left)];
     let mut table = Table::new(&columns);
     for study in all {
         let why_not = study.why_not.map_or_else(String::new, |why| format!("not available: {why}"));
         let priority = study.priority.to_string();
-        table.row([study.id, study.place, &priority, study.what, &why_not]);
+        let [short, full] = [study.short_seconds, study.full_seconds].map(|s| s.map_or_else(String::new, in_words));
+        table.row([study.id, study.place, &priority, &short, &full, study.what, &why_not]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::data;
+    use crate::result;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    /// Each result among the documents has its time, and the number of its turns.
+    #[test]
+    fn times_in_the_list_are_right_within_30_percent() {
+        let studies = data::all();
+        let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/studies");
+        let files = std::fs::read_dir(documents).expect("results").flatten().map(|entry| entry.path());
+        let mut looked_at = 0;
+        for file in files.filter(|path| path.extension().is_some_and(|ending| ending == "json")) {
+            for result in result::read(&file).expect("results") {
+                let study = studies.iter().find(|study| study.id == result.id).expect("its study");
+                let form = study.form(result.form).expect("its form");
+                let mut turns: BTreeMap<&str, usize> = BTreeMap::new();
+                for record in &result.measured {
+                    let of_arm = turns.entry(&record.arm).or_default();
+                    *of_arm = record.n.max(*of_arm);
+                }
+                let turns = turns.values().map(|reps| reps + usize::from(form.warm_up)).sum::<usize>();
+                let estimated = turns as f64 * form.turn_seconds;
+                let ratio = result.seconds / estimated;
+                assert!(
+                    (1.0 / 1.3..1.3).contains(&ratio),
+                    "{}: {:.0} s, not {estimated:.0}",
+                    result.id,
+                    result.seconds
+                );
+                looked_at += 1;
+            }
+        }
+        assert!(looked_at > 40, "{looked_at}");
+    }
 }

@@ -24,8 +24,8 @@ pub use vms::{Speed, System, Vms, VmsWanted};
 use act::KsmKnobs;
 use anyhow::{Context, bail};
 use bench::Guardian;
+use bench::{WholeHost, may_use};
 use cli::exit::Stop;
-use host::Ksm;
 use lab::Cache;
 use page::PAGE_BYTES;
 use std::fs::DirBuilder;
@@ -53,18 +53,12 @@ impl Rig {
     ///
     /// # Errors
     /// The host lacks something, or somebody else's pages are merged.
-    pub fn start() -> anyhow::Result<Self> {
+    pub fn start(whole_host: WholeHost) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             let why = "a study sees page frames and sets ksmd, which takes root: run this with sudo";
             return Err(Stop::HostLacks(why.to_owned()).into());
         }
-        let (Some(ksm), Some(knobs)) = (Ksm::read(), KsmKnobs::read()) else {
-            return Err(Stop::HostLacks("this kernel has no KSM to compare with (CONFIG_KSM)".to_owned()).into());
-        };
-        if ksm.pages_shared + ksm.pages_sharing > 0 {
-            let merged = "ksmd has merged pages of somebody else's, which a study would undo; to let it: echo 2 > /sys/kernel/mm/ksm/run";
-            return Err(Stop::HostLacks(merged.to_owned()).into());
-        }
+        let knobs = may_use(whole_host)?;
         // Guests inherit this: their memory is in small pages, unless huge ones are the variable.
         rustix::thread::disable_transparent_huge_pages(true).context("cannot disable huge pages for the guests")?;
         let mut guardian = guardian()?;

@@ -19,6 +19,8 @@ use std::time::{Instant, SystemTime};
 /// A request for a run.
 #[derive(Clone, Debug)]
 pub struct Wanted {
+    /// Whether ksmd may merge other programs' memory.
+    pub whole_host: bench::WholeHost,
     /// The form.
     pub length: Length,
     /// The arms; none for all of the form's.
@@ -79,7 +81,7 @@ impl Job<'_> {
     pub fn run(&self, store: &Store, host: &HostFacts) -> anyhow::Result<Ended> {
         let mut rig: Option<Rig> = None;
         let taken = self.take(store, &mut |planned| {
-            let rig = if let Some(rig) = &mut rig { rig } else { rig.insert(Rig::start()?) };
+            let rig = if let Some(rig) = &mut rig { rig } else { rig.insert(Rig::start(self.wanted.whole_host)?) };
             self.measure(rig, planned)
         })?;
         if let Some(rig) = rig {
@@ -282,7 +284,8 @@ pub mod tests {
     /// Runs `run` with a job of the short form of kloster-t8.3, which has the arms `ksm` and `fold`.
     pub fn with_job<T>(reps: u32, run: impl FnOnce(&Job<'_>) -> T) -> T {
         let study = data::all().into_iter().find(|study| study.id == "kloster-t8.3").unwrap();
-        let wanted = Wanted { length: Length::Short, arms: Vec::new(), reps: Some(reps) };
+        let whole_host = bench::WholeHost { yes: false };
+        let wanted = Wanted { length: Length::Short, arms: Vec::new(), reps: Some(reps), whole_host };
         let (recipe, form) = (crate::recipes::of(&study.id).unwrap(), study.short.unwrap());
         run(&Job { study: &study, recipe, form, wanted: &wanted })
     }

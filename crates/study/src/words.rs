@@ -9,8 +9,19 @@ use std::fmt::Write as _;
 /// A verdict's rule as a sentence, and what was found.
 pub fn of_verdict(study: &Study, verdict: &Verdict) -> String {
     let check = study.predict.iter().filter(|says| says.text == verdict.prediction).find_map(|says| says.check());
-    let rule = check.map_or_else(|| verdict.rule.clone(), |check| of_rule(study, &check));
-    format!("{rule}; found {}", found(verdict))
+    let Some(check) = check else { return format!("{}; found {}", verdict.rule, found(verdict)) };
+    format!("{}; found {}", of_rule(study, &check), found(&within(study, &check, verdict)))
+}
+
+/// A verdict whose interval has no values that its figure cannot have, as an area under a curve above 1.
+fn within(study: &Study, check: &Check, verdict: &Verdict) -> Verdict {
+    let range = study.metric(&check.metric).and_then(|metric| metric.range);
+    let range = range.filter(|_| check.over.is_none() && check.minus.is_none());
+    let interval = verdict.interval.map(|ends| match range {
+        Some([low, high]) => ends.map(|end| end.clamp(low, high)),
+        None => ends,
+    });
+    Verdict { interval, ..verdict.clone() }
 }
 
 /// A verdict's figure with its interval and the number of samples.
@@ -88,6 +99,16 @@ mod tests {
         assert_eq!(words(5, Some(9), "why"), "no samples, n = 5; why; n = 9 would decide");
         assert_eq!(words(1, Some(3), "at least 3"), "no samples, n = 1; at least 3");
         assert_eq!(words(0, None, "the arm a was not run"), "no samples, n = 0; the arm a was not run");
+    }
+
+    #[test]
+    fn interval_of_a_probability_ends_at_one() {
+        let study = data::all().into_iter().find(|study| study.id == "kim-isolate").expect("a study");
+        let says = study.predict.iter().find(|says| says.check().is_some_and(|check| check.metric == "auc"));
+        let (value, interval) = (Some(0.98), Some([0.9, 1.06]));
+        let prediction = says.expect("a prediction").text.clone();
+        let text = of_verdict(&study, &Verdict { prediction, value, interval, ..verdict(3, None, None) });
+        assert!(text.ends_with("found 0.98 (0.9 to 1), n = 3"), "{text}");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::curve::Curve;
 use super::equal::{Guest, equal_pages, memory_of};
 use super::folding::Folding;
-use super::ksmd::{Ksmd, may_use};
+use super::ksmd::{Ksmd, WholeHost, may_use};
 use super::merger::Merger;
 use super::prober::Prober;
 use crate::guardian::Guardian;
@@ -53,6 +53,8 @@ pub struct HugeArgs {
     /// Turns of each side
     #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    #[command(flatten)]
+    whole_host: WholeHost,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -124,7 +126,7 @@ pub fn run(args: &HugeArgs) -> anyhow::Result<Outcome> {
         );
     }
     let mut guardian = Guardian::start()?;
-    let knobs = may_use()?;
+    let knobs = may_use(args.whole_host)?;
     let dir = super::make_dir(&mut guardian)?;
     guardian.keep_ksm(&knobs)?;
     let turns = turns(args, &dir, &mut guardian);

@@ -55,23 +55,65 @@ impl Memory {
     }
 }
 
-/// Checks that the bench may use ksmd: that it exists, and that no other program's pages are merged. Returns its
-/// settings.
+/// The option of each command that sets ksmd to work.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct WholeHost {
+    /// Go on although ksmd, which is one for the whole host, merges memory of other programs meanwhile
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// Most processes that are named.
+const MOST_NAMED: usize = 8;
+
+/// Whether ksmd would merge memory of a process. Before Linux 6.16, mappings tell.
+fn is_mergeable(pid: u32) -> bool {
+    let Ok(stat) = KsmStat::of(pid) else { return false };
+    let by_mappings = || Mapping::read_all(pid).is_ok_and(|all| all.iter().any(|m| m.has_flag(b"mg")));
+    stat.ksm_mergeable.unwrap_or_else(|| stat.ksm_merge_any == Some(true) || by_mappings())
+}
+
+/// Processes whose memory ksmd would merge, in words; `None` if there are none. It is asked before a run has guests.
+fn others() -> anyhow::Result<Option<String>> {
+    let own = std::process::id();
+    let others: Vec<u32> = host::pids()?.into_iter().filter(|pid| *pid != own && is_mergeable(*pid)).collect();
+    let named = others.iter().take(MOST_NAMED).map(|pid| {
+        let name = host::Process::read(*pid).map_or_else(|_| String::new(), |process| process.comm);
+        format!("{} {pid}", cli::printable(&name)).trim_start().to_owned()
+    });
+    let named: Vec<String> = named.collect();
+    let more = if others.len() > MOST_NAMED { ", ..." } else { "" };
+    Ok((!others.is_empty()).then(|| format!("{}{more}", named.join(", "))))
+}
+
+/// Checks that a run may use ksmd: that it exists, and that no other program's pages are merged. None must be about to be, unless `yes` is
+/// said. Tells that ksmd is one for the whole host. Returns its settings.
 ///
 /// # Errors
-/// The bench may not use it; the error says what to do.
-pub fn may_use() -> anyhow::Result<KsmKnobs> {
+/// The run may not use it; the error says what to do.
+pub fn may_use(whole_host: WholeHost) -> anyhow::Result<KsmKnobs> {
     let (Some(ksm), Some(knobs)) = (Ksm::read(), KsmKnobs::read()) else {
         let lacks = "this kernel has no KSM to compare with (CONFIG_KSM)";
         return Err(Stop::HostLacks(lacks.to_owned()).into());
     };
+    match others()? {
+        Some(others) if !whole_host.yes => {
+            let why = "ksmd is one for the whole host: it would merge memory of programs that are not this run's, and end that at last";
+            return Err(Stop::HostLacks(format!("{why} ({others}): end them first, or say --yes")).into());
+        }
+        Some(others) => say!("pagefold: ksmd will merge memory of other programs too, as was said: {others}"),
+        None => {}
+    }
     if ksm.pages_shared + ksm.pages_sharing > 0 {
         let merged = format!(
-            "ksmd has merged {} pages of somebody else's, which this bench would undo; to let it: echo 2 > /sys/kernel/mm/ksm/run",
+            "ksmd has merged {} pages of somebody else's, which this run would undo; to let it: echo 2 > /sys/kernel/mm/ksm/run",
             ksm.pages_sharing
         );
         return Err(Stop::HostLacks(merged).into());
     }
+    say!(
+        "pagefold: ksmd, which is one for the whole host, is set to work at times; its settings are put back at the end"
+    );
     Ok(knobs)
 }
 

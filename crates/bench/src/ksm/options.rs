@@ -1,5 +1,6 @@
 //! Options of `pagefold bench ksm`.
 
+use super::ksmd::WholeHost;
 use clap::ValueEnum;
 use cli::exit::Stop;
 use cli::size::parse_bytes;
@@ -19,7 +20,7 @@ as the scheduler counts it. Ratios are ours over theirs, of the same round; medi
   break_p50     first write to a merged page
 
 All settings of KSM are put back, however the bench ends. While ksmd's turn lasts, it merges memory of other programs that
-asked for it, too.
+asked for it, too: where there are such, it takes --yes.
 
 Examples:
   pagefold bench ksm                                    four Debian VMs of 512M
@@ -62,6 +63,8 @@ pub struct Options {
     /// Have Pagefold do without its prover, as a service does that is not root's
     #[arg(long)]
     pub no_prover: bool,
+    #[command(flatten)]
+    pub whole_host: WholeHost,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
