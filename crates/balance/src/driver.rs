@@ -27,9 +27,11 @@ pub(crate) const EXTRA_FRAMES: u64 = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverState {
-    /// The guest has no balloon, or nothing is to be asked of it.
+    /// The guest has no balloon.
     #[default]
     Absent,
+    /// It is not asked: no rule promises the guest a size, or the guest has more RAM than is known.
+    Unused,
     /// It does as it is told.
     Works,
     /// It does not come nearer to its target.
@@ -47,6 +49,7 @@ impl DriverState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Absent => "absent",
+            Self::Unused => "unused",
             Self::Works => "works",
             Self::Stuck => "stuck",
             Self::Lies => "lies",
@@ -67,6 +70,13 @@ pub struct Sighting {
     pub actual_bytes: Option<u64>,
     /// RAM in frames of the host.
     pub resident_bytes: u64,
+    /// Whether it is known to have reached the target before, whoever saw it.
+    pub had_arrived: bool,
+}
+
+/// Whether a driver has the size that it was told to have, or nearly so.
+pub const fn has_arrived(ram_bytes: u64, actual_bytes: u64, target_bytes: u64) -> bool {
+    actual_bytes.abs_diff(target_bytes) <= ram_bytes / NEAR
 }
 
 /// The watch over one driver.
@@ -147,10 +157,10 @@ impl Driver {
         let Some(target) = seen.target_bytes else { return DriverState::Works };
         if self.last.is_none_or(|(_, last)| last.target_bytes != Some(target)) {
             self.progress = None;
-            self.arrived = false;
+            self.arrived = seen.had_arrived;
         }
         let way = actual.abs_diff(target);
-        if way <= seen.ram_bytes / NEAR {
+        if has_arrived(seen.ram_bytes, actual, target) {
             self.arrived = true;
             self.progress = None;
             return DriverState::Works;
@@ -169,7 +179,7 @@ impl Driver {
     /// The state until something else is known.
     const fn known(&self) -> DriverState {
         match self.state {
-            DriverState::Absent => DriverState::Works,
+            DriverState::Absent | DriverState::Unused => DriverState::Works,
             state => state,
         }
     }
@@ -210,6 +220,7 @@ mod tests {
                 target_bytes: Some(target * M),
                 actual_bytes: actual.map(|actual| actual * M),
                 resident_bytes: resident * M,
+                had_arrived: false,
             };
             driver.see(Duration::from_secs(second), sighting)
         };
@@ -272,7 +283,10 @@ mod tests {
         let settled_by = |actual_bytes: Option<u64>, resident_bytes| {
             let mut driver = Driver::default();
             let target_bytes = Some(128 * M);
-            driver.see(Duration::ZERO, Sighting { ram_bytes: 256 * M, target_bytes, actual_bytes, resident_bytes });
+            driver.see(
+                Duration::ZERO,
+                Sighting { ram_bytes: 256 * M, target_bytes, actual_bytes, resident_bytes, had_arrived: false },
+            );
             assert_eq!(driver.state(), DriverState::Works);
             driver.is_settled()
         };
@@ -288,6 +302,15 @@ mod tests {
             target_bytes: Some(128 * M),
             actual_bytes: Some(actual * M),
             resident_bytes: resident * M,
+            had_arrived: false,
+        }
+    }
+
+    #[test]
+    fn driver_that_took_memory_back_before_anybody_looked_is_flagged_at_the_first_look() {
+        for (had_arrived, state) in [(true, DriverState::Deflated), (false, DriverState::Works)] {
+            let sighting = Sighting { had_arrived, ..sight(225, 200) };
+            assert_eq!(Driver::default().see(Duration::ZERO, sighting), state);
         }
     }
 

@@ -115,8 +115,13 @@ fn extreme_numbers_overflow_nothing() {
         let mut driver = Driver::default();
         for ms in [0, 100, 10_000] {
             driver.landed(extreme, 0.0);
-            let sighting =
-                Sighting { ram_bytes: extreme, target_bytes: Some(1), actual_bytes: Some(extreme), resident_bytes: 0 };
+            let sighting = Sighting {
+                ram_bytes: extreme,
+                target_bytes: Some(1),
+                actual_bytes: Some(extreme),
+                resident_bytes: 0,
+                had_arrived: false,
+            };
             driver.see(Duration::from_millis(ms), sighting);
             driver.see(Duration::from_millis(ms + 100), Sighting { ram_bytes: 1, resident_bytes: extreme, ..sighting });
         }

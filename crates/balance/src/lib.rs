@@ -42,7 +42,7 @@ mod reserve;
 mod share_out;
 mod still;
 
-pub use driver::{Driver, DriverState, Sighting};
+pub use driver::{Driver, DriverState, Sighting, has_arrived};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
 pub use ladder::{Ladder, Rung, RungEvent, relief_bytes};
 pub use pace::{Pace, PaceChange, Paces};

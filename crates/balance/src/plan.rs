@@ -89,6 +89,9 @@ impl History {
     }
 }
 
+/// Bytes of a mebibyte.
+const MIB: u64 = 1 << 20;
+
 /// A plan under way.
 struct Draft<'a> {
     facts: &'a Facts,
@@ -142,8 +145,9 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     if freed < lacking {
         return refuse(format!(
             "{} MiB are wanted: {} MiB are spare, and withdrawing all of the loans that guests do not need would free {} MiB",
-            bytes >> 20,
-            budget.spare_bytes.max(0) >> 20,
+            bytes.div_ceil(MIB),
+            // Rounded down, below zero, too.
+            budget.spare_bytes >> 20,
             freed >> 20
         ));
     }
@@ -151,8 +155,8 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     if reserve.demand_bytes.saturating_add(bytes) > cover {
         return refuse(format!(
             "the reserve would be eaten: guests may take {} MiB, this one {} MiB, and {} MiB stand against it",
-            reserve.demand_bytes >> 20,
-            bytes >> 20,
+            reserve.demand_bytes.div_ceil(MIB),
+            bytes.div_ceil(MIB),
             cover >> 20
         ));
     }
@@ -217,7 +221,7 @@ impl Draft<'_> {
             }
             let borne = reserve.bears(guest, wanted, self.params);
             if borne < self.params.least_change_bytes(guest.ram_bytes) {
-                self.refuse(guest, wanted);
+                self.refuse(guest, wanted, &reserve);
                 continue;
             }
             let given = borne.min(from_spare);
@@ -265,13 +269,15 @@ impl Draft<'_> {
         if most < least { 0 } else { wanted.min(most) }
     }
 
-    fn refuse(&mut self, guest: &GuestFacts, bytes: u64) {
-        let Reserve { demand_bytes, ready_bytes, withdrawable_bytes } = self.plan.reserve;
+    /// Refuses a growth that this reserve does not bear, with the sum that shows it.
+    fn refuse(&mut self, guest: &GuestFacts, bytes: u64, reserve: &Reserve) {
         let reason = format!(
-            "the reserve would be eaten: guests may take {} MiB, against which {} MiB are free and {} MiB can be withdrawn in 10 s",
-            demand_bytes >> 20,
-            ready_bytes >> 20,
-            withdrawable_bytes >> 20
+            "the reserve would be eaten: guests may take {} MiB, {} MiB with this growth, against which {} MiB are free and {} MiB \
+             could be withdrawn in 10 s",
+            reserve.demand_bytes.div_ceil(MIB),
+            reserve.demand_bytes.saturating_add(bytes).div_ceil(MIB),
+            reserve.ready_bytes >> 20,
+            reserve.withdrawable_with_growth(guest, self.params) >> 20
         );
         self.plan.refused.push(Refusal { guest: guest.id.clone(), bytes, reason });
     }

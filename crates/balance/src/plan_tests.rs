@@ -217,7 +217,9 @@ fn growth_that_reserve_does_not_bear_is_refused_with_its_reason() {
     let mut facts = Facts { host, guests: vec![slow], ..Facts::default() };
     let plan = plan_of(&facts, &policy::Equal);
     assert!(plan.grows.is_empty() && !plan.reserve.holds());
-    assert!(plan.refused[0].reason.starts_with("the reserve would be eaten: guests may take 100 MiB"), "{plan:?}");
+    let sum = "the reserve would be eaten: guests may take 100 MiB, 164 MiB with this growth, against which 90 MiB are free and 0 MiB \
+               could be withdrawn in 10 s";
+    assert_eq!(plan.refused[0].reason, sum, "{plan:?}");
     facts.guests[0].withdrawal_bytes_per_s = 100 * M;
     assert_eq!(plan_of(&facts, &policy::Equal).grows.len(), 1, "a quick balloon stands for its loan");
 }
@@ -269,6 +271,11 @@ fn reservation_is_refused_with_the_numbers() {
         refusal.reason,
         "300 MiB are wanted: 100 MiB are spare, and withdrawing all of the loans that guests do not need would free 128 MiB"
     );
+    // More is lent than there is: what is missing is part of the sum.
+    let mut short = facts;
+    short.host.available_bytes = 30 * M;
+    let refusal = make_room(&short, "next", 120 * M, &Params::default()).unwrap_err();
+    assert!(refusal.reason.starts_with("120 MiB are wanted: -20 MiB are spare"), "{}", refusal.reason);
 }
 
 /// Its driver's size is 80 MiB, of which the balloon can take 16, and it holds 256.

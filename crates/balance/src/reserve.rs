@@ -69,8 +69,14 @@ impl Reserve {
     pub(crate) fn bears(&self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> u64 {
         let cover = self.ready_bytes.saturating_add(self.withdrawable_bytes);
         let Some(left) = cover.checked_sub(self.demand_bytes) else { return 0 };
-        let room = most_withdrawable(guest, params).saturating_sub(withdrawable_bytes(guest, params));
+        let room = self.withdrawable_with_growth(guest, params).saturating_sub(self.withdrawable_bytes);
         growth_bytes.min(left.saturating_add(room))
+    }
+
+    /// Memory that could be withdrawn in time if this guest had more, and did not need it.
+    pub(crate) fn withdrawable_with_growth(&self, guest: &GuestFacts, params: &Params) -> u64 {
+        let room = most_withdrawable(guest, params).saturating_sub(withdrawable_bytes(guest, params));
+        self.withdrawable_bytes.saturating_add(room)
     }
 
     /// The reserve after a guest has grown by so much.

@@ -53,6 +53,8 @@ struct Watched {
     told_size_bytes: u64,
     faults_per_s: f64,
     faults_by_size: BTreeMap<u64, f64>,
+    /// Whether it has a balloon that is not asked.
+    is_unused: bool,
     /// When it was last told its size again.
     reminded: Option<Duration>,
 }
@@ -148,6 +150,7 @@ impl Gatherer {
             actual_bytes,
             // As they were: frames that a balloon has given up since are seen in the next round.
             resident_bytes: guest.resident_bytes,
+            had_arrived: false,
         };
         watched.driver.see(at, sighting(Some(guest.actual_bytes)));
         let end = outcome.landed_s.map_or(end, |seconds| at + Duration::from_secs_f64(seconds) * self.rate);
@@ -176,7 +179,7 @@ impl Gatherer {
 
     /// State of each guest's driver, by id.
     pub fn drivers(&self) -> BTreeMap<&str, DriverState> {
-        self.watched.iter().map(|(id, watched)| (id.as_str(), watched.driver.state())).collect()
+        self.watched.iter().map(|(id, watched)| (id.as_str(), watched.state())).collect()
     }
 
     /// Whether no guest's driver is on its way, silent or flagged.
@@ -202,8 +205,7 @@ impl Gatherer {
     /// The facts of one guest; `None` if it has ended.
     fn guest(&mut self, guest: &Guest, asked: Option<Answer>, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
         let started_with = guest.ram_bytes?;
-        let target_bytes = ledger.target_bytes(guest);
-        let guaranteed_bytes = self.rules.guaranteed_bytes(guest);
+        let (target_bytes, guaranteed_bytes) = (ledger.target_bytes(guest), self.rules.guaranteed_bytes(guest));
         let at = self.at();
         let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
         let mut ram = RamUse::of(guest, started_with, known, at).ok()?;
@@ -227,8 +229,10 @@ impl Gatherer {
         let asked = if is_beyond { None } else { asked };
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
         if asked.is_some() {
-            watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes });
+            let had_arrived = ledger.has_arrived(guest);
+            watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes, had_arrived });
         }
+        watched.is_unused = asked.is_none() && guest.facts.qemu.as_ref().is_some_and(|qemu| qemu.balloon);
         watched.take(pid, asked.flatten(), ram_bytes);
         Some(GuestFacts {
             id: guest.id.clone(),
@@ -243,7 +247,7 @@ impl Gatherer {
             folded_bytes,
             swapped_bytes,
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
-            driver: if is_beyond { DriverState::Absent } else { watched.driver.state() },
+            driver: watched.state(),
             withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
             claims: watched.claims(),
             faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
@@ -286,6 +290,10 @@ fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
 }
 
 impl Watched {
+    fn state(&self) -> DriverState {
+        if self.is_unused { DriverState::Unused } else { self.driver.state() }
+    }
+
     /// The device of a guest whose QEMU has answered before.
     fn device_of(&self, guest: &Guest) -> Option<Device> {
         let (pid, device) = self.device.as_ref()?;
@@ -418,7 +426,7 @@ mod tests {
         let facts = gathered(&one, &mut gatherer, &ledger);
         let seen = |guest: &GuestFacts| (guest.guaranteed_bytes / M, guest.actual_bytes / M, guest.driver);
         let [one, other] = [0, 1].map(|n| seen(&facts.guests[n]));
-        assert_eq!((one, other), ((64, 128, DriverState::Works), (256, 256, DriverState::Absent)));
+        assert_eq!((one, other), ((64, 128, DriverState::Works), (256, 256, DriverState::Unused)));
     }
 
     #[test]

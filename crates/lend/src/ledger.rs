@@ -156,6 +156,8 @@ struct Kept {
     /// The start of the host that all of this belongs to: processes and times are of that alone.
     boot: String,
     /// By guest: its process, when that started, and the target.
+    /// By guest: its process, and the target that its balloon has reached.
+    arrived: BTreeMap<String, (u32, u64)>,
     targets: BTreeMap<String, (u32, u64, u64)>,
     /// By name of the guest that is to start.
     reserved: BTreeMap<String, Reserved>,
@@ -240,6 +242,29 @@ impl Ledger {
         }
         self.save()
     }
+    /// Whether a guest has reached the size that it was told to have, at some time.
+    pub fn has_arrived(&self, guest: &Guest) -> bool {
+        let arrived = self.kept.arrived.get(&guest.id);
+        self.target_bytes(guest).is_some_and(|target| {
+            arrived.is_some_and(|(pid, reached)| guest.pids.first() == Some(pid) && *reached == target)
+        })
+    }
+
+    /// Notes guests that have reached the size that they were told to have.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    pub fn note_arrived<'a>(&mut self, _: &Turn, guests: impl Iterator<Item = &'a Guest>) -> anyhow::Result<()> {
+        let before = self.kept.arrived.clone();
+        self.kept.arrived.retain(|id, _| self.kept.targets.contains_key(id));
+        for guest in guests {
+            if let (Some(pid), Some(target)) = (guest.pids.first(), self.target_bytes(guest)) {
+                self.kept.arrived.insert(guest.id.clone(), (*pid, target));
+            }
+        }
+        if self.kept.arrived == before { Ok(()) } else { self.save() }
+    }
+
 
     /// Whether a guest's last pause was a minute ago or longer, and is over.
     pub fn has_run(&self, guest: &str) -> bool {

@@ -7,6 +7,7 @@ mod liar;
 mod loans;
 mod pressure;
 mod rig;
+mod status;
 
 use common::json_of;
 use common::lab::Lab;

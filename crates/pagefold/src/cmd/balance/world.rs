@@ -100,6 +100,18 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// Notes guests whose balloons have done what they were told: whoever looks later knows that they take memory back.
+    fn note_arrived(&mut self, turn: &Turn) -> anyhow::Result<()> {
+        let Self { guests, facts, ledger, .. } = self;
+        let has_arrived = |guest: &&Guest| {
+            let of = facts.guests.iter().find(|of| of.id == guest.id && of.can_balloon());
+            of.is_some_and(|of| {
+                of.target_bytes.is_some_and(|target| balance::has_arrived(of.ram_bytes, of.actual_bytes, target))
+            })
+        };
+        ledger.note_arrived(turn, guests.iter().filter(has_arrived))
+    }
+
     /// Whether nothing has happened since the last look, so that no other is needed.
     pub fn is_still(&self, stillness: &mut Stillness) -> bool {
         let available = self.gatherer.available_bytes();
@@ -192,6 +204,7 @@ impl<'a> World<'a> {
         turn: &Turn,
         params: &Params,
     ) -> anyhow::Result<Vec<Outcome>> {
+        self.note_arrived(turn)?;
         let reminders = self.gatherer.due_reminders(&self.facts);
         let gatherer = &self.gatherer;
         let available = || gatherer.available_bytes().unwrap_or(0);
