@@ -7,10 +7,12 @@
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
 use crate::enrol::{NotAttached, Rule, Via};
+use cli::journal::By;
 use host::{Received, Seqpacket};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 
 /// State of a group that the configuration does not name any more, in words.
@@ -108,6 +110,9 @@ pub enum Ask {
         group: String,
         /// The settings to change.
         change: Change,
+        /// Of the web side: who asked it.
+        #[serde(default)]
+        by: Option<By>,
     },
     /// Drop what was changed on the fly: have a group run as it is configured.
     Reset {
@@ -128,6 +133,18 @@ pub enum Ask {
     Members,
     /// List what is wrong with the service itself.
     Troubles,
+    /// Lines of the journal behind a place.
+    Journal {
+        /// The place.
+        after: u64,
+    },
+    /// Of the web side: it was asked with tokens that are none.
+    LoginFailed {
+        /// How often, by address.
+        addresses: BTreeMap<String, u32>,
+        /// How often in all.
+        times: u32,
+    },
     /// Why are these pages of a member not folded?
     Why {
         /// Its group.
@@ -137,6 +154,23 @@ pub enum Ask {
         /// Addresses, and numbers of pages: at most [`wire::RUNS`], and [`wire::WHY_PAGES`] pages.
         pages: Vec<(u64, u16)>,
     },
+}
+
+impl Ask {
+    /// The group that it names.
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Join { group, .. }
+            | Self::Attach { group, .. }
+            | Self::Show { group }
+            | Self::Set { group, .. }
+            | Self::Reset { group }
+            | Self::Pace { group, .. }
+            | Self::Why { group, .. } => Some(group),
+            Self::AddRule(rule) => Some(&rule.group),
+            _ => None,
+        }
+    }
 }
 
 /// An answer.
@@ -159,10 +193,14 @@ pub enum Answer {
     Set(Box<Settings>),
     /// A group's state.
     Report(Box<GroupState>),
+    /// Lines of the journal, each with the place behind it; the last one is where to go on.
+    Journal(Vec<(u64, Value)>, u64),
     /// For each page of [`Ask::Why`], the number of the [`wire::Why`].
     Because(Vec<u8>),
     /// The question is refused for this reason.
     Refused(String),
+    /// The question names a group that there is not, or that the asker may not deal with.
+    NoGroup(String),
 }
 
 /// Something that is wrong with a service.

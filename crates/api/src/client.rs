@@ -13,13 +13,18 @@
 //! | wants a process of root's as a member | refuses to join |
 
 use crate::ask::{self, Answer, Ask, GroupLine, GroupState, MemberLine, Trouble};
+use crate::change::Change;
 use crate::control::Settings;
 use crate::enrol::{NotAttached, Rule, Via};
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
 use anyhow::{Context, bail};
+use cli::exit::Stop;
+use cli::journal::By;
 use host::{Peer, Process, ProcessId, Seqpacket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -392,8 +397,35 @@ impl Service {
     ///
     /// # Errors
     /// The service refuses.
-    pub fn set(&self, group: &str, change: crate::change::Change) -> anyhow::Result<Settings> {
-        self.settings_after(&Ask::Set { group: group.to_owned(), change })
+    pub fn set(&self, group: &str, change: Change) -> anyhow::Result<Settings> {
+        self.settings_after(&Ask::Set { group: group.to_owned(), change, by: None })
+    }
+
+    /// The same for one who asked the web side.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub fn set_for(&self, by: By, group: &str, change: Change) -> anyhow::Result<Settings> {
+        self.settings_after(&Ask::Set { group: group.to_owned(), change, by: Some(by) })
+    }
+
+    /// Tells that the web side was asked with tokens that are none: how often in all, and by address.
+    ///
+    /// # Errors
+    /// The service refuses, or hangs up.
+    pub fn login_failed(&self, times: u32, addresses: BTreeMap<String, u32>) -> anyhow::Result<()> {
+        self.done(&Ask::LoginFailed { addresses, times })
+    }
+
+    /// Lines of the journal behind a place, each with the place behind it, and the place from which to read on.
+    ///
+    /// # Errors
+    /// The service refuses, or hangs up.
+    pub fn journal(&self, after: u64) -> anyhow::Result<(Vec<(u64, Value)>, u64)> {
+        self.asked(&Ask::Journal { after }, |mut answers| match answers.next()? {
+            Answer::Journal(lines, next) => Ok((lines, next)),
+            other => unexpected(&other),
+        })
     }
 
     /// Has a group run as it is configured. Returns its settings.
@@ -423,6 +455,7 @@ impl Answers<'_> {
                 self.left = left;
                 return match answer {
                     Answer::Refused(why) => Err(anyhow::Error::msg(why)),
+                    Answer::NoGroup(why) => Err(Stop::Usage(why).into()),
                     answer => Ok(answer),
                 };
             }

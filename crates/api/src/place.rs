@@ -9,6 +9,7 @@
 //!   DIR/users/UID/...      the same four, for one user alone: `host::own_socket`
 //!   DIR/workers/GROUP.sock a group's worker, for supervisors only
 //!   DIR/state.json         members, and settings changed on the fly, for the next supervisor
+//!   DIR/journal/           who has changed what: `cli::journal`
 //!   DIR/log                log of a private service
 //! ```
 

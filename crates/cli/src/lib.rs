@@ -1,7 +1,9 @@
-//! Input and output of commands: stdout, stderr, a service's log, exit codes, files that they write, versions, and sizes as people type and read them.
+//! Input and output of commands: stdout, stderr, a service's log and journal, exit codes, files that they write, versions. Sizes as people type and read
+//! them.
 #![forbid(unsafe_code)]
 
 pub mod exit;
+pub mod journal;
 pub mod log;
 pub mod output;
 mod output_file;

@@ -171,8 +171,9 @@ fn step_is_in_journal_and_ledger_before_the_guest_is_told() {
         let target = format!("{}]", 128 * M);
         assert!(written.lines().any(|line| line.contains("targets") && line.contains(&target)), "{written}");
     }
-    let journal = std::fs::read_to_string(scene.dir.path().join("balance.journal")).unwrap();
-    let entries: Vec<_> = journal.lines().filter_map(|line| line.split('"').nth(3)).collect();
+    let journal = std::fs::read_to_string(scene.dir.path().join("journal/journal")).unwrap();
+    let entry = |line: &str| Some(line.split_once("\"entry\":\"")?.1.split_once('"')?.0.to_owned());
+    let entries: Vec<_> = journal.lines().filter_map(entry).collect();
     assert_eq!(entries, ["intent", "outcome", "intent", "outcome"], "{journal}");
 }
 

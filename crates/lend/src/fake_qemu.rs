@@ -116,7 +116,7 @@ impl State {
                 self.size_bytes = self.size();
                 let size_bytes = command["arguments"]["value"].as_u64().expect("a size");
                 let read = |name: &str| fs::read_to_string(ledger.join(name)).unwrap_or_default();
-                let written = read("balance.journal") + &read("balance.json");
+                let written = read("journal/journal") + &read("balance.json");
                 self.told.push(Told { size_bytes, at: Instant::now(), written });
                 json!({})
             }

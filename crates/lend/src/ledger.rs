@@ -1,9 +1,9 @@
-//! State that outlives a command: targets of balloons, reservations, and the journal.
+//! State that outlives a command: targets of balloons, and reservations. Each action is in the service's journal before it is
+//! taken, and its outcome after that.
 //!
 //! ```text
 //!   DIR/balance.json      targets by guest, reservations, and guests that are paused
 //!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
-//!   DIR/balance.journal   an object a line: each action before it is taken, and its outcome
 //! ```
 //!
 //! QEMU does not tell a balloon's target. Without it, a driver that is on its way looks like one that is there.
@@ -18,13 +18,14 @@ use crate::reclaim::Reclaimed;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
 use balance::{PaceChange, Pause, Refusal, Rung, RungEvent, Step};
+use cli::journal::{By, Journal, Line};
 use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -36,14 +37,12 @@ const RUNG_FOR_S: u64 = 60;
 const PAUSED_EVERY_S: u64 = 60;
 /// Longest ledger that is read, in bytes: 4 MiB.
 const MOST_BYTES: u64 = 4 << 20;
-/// Size at which a journal is put aside as `balance.journal.1`, in bytes: 8 MiB.
-const MOST_JOURNAL_BYTES: u64 = 8 << 20;
 /// Longest wait for another process's turn to end: 60 s. A round takes half of that at most.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// Pause between two tries to get the turn: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A line of the journal.
+/// An action of balancing, as a line of the journal tells it.
 #[derive(Debug, Serialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]
 pub enum Entry<'a> {
@@ -156,9 +155,9 @@ struct Kept {
     /// The start of the host that all of this belongs to: processes and times are of that alone.
     boot: String,
     /// By guest: its process, when that started, and the target.
+    targets: BTreeMap<String, (u32, u64, u64)>,
     /// By guest: its process, and the target that its balloon has reached.
     arrived: BTreeMap<String, (u32, u64)>,
-    targets: BTreeMap<String, (u32, u64, u64)>,
     /// By name of the guest that is to start.
     reserved: BTreeMap<String, Reserved>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
@@ -242,6 +241,7 @@ impl Ledger {
         }
         self.save()
     }
+
     /// Whether a guest has reached the size that it was told to have, at some time.
     pub fn has_arrived(&self, guest: &Guest) -> bool {
         let arrived = self.kept.arrived.get(&guest.id);
@@ -264,7 +264,6 @@ impl Ledger {
         }
         if self.kept.arrived == before { Ok(()) } else { self.save() }
     }
-
 
     /// Whether a guest's last pause was a minute ago or longer, and is over.
     pub fn has_run(&self, guest: &str) -> bool {
@@ -378,28 +377,9 @@ impl Ledger {
     /// # Errors
     /// The journal cannot be written.
     pub fn write_all_down<'a>(&self, _: &Turn, entries: impl Iterator<Item = Entry<'a>>) -> anyhow::Result<()> {
-        let path = self.dir.join("balance.journal");
-        let mut lines = Vec::new();
-        for entry in entries {
-            serde_json::to_writer(&mut lines, &entry)?;
-            lines.push(b'\n');
-        }
-        self.append(&path, &lines).with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Appends lines. Half a line of a process that was killed, or of a full disk, stays a line by itself.
-    fn append(&self, path: &Path, line: &[u8]) -> std::io::Result<()> {
-        let mut file = File::options().create(true).read(true).append(true).mode(0o600).open(path)?;
-        let mut last = [b'\n'];
-        if let Some(at) = file.metadata()?.len().checked_sub(1) {
-            file.read_exact_at(&mut last, at)?;
-        }
-        let begin: &[u8] = if last == *b"\n" { b"" } else { b"\n" };
-        file.write_all(&[begin, line].concat())?;
-        if file.metadata()?.len() > MOST_JOURNAL_BYTES {
-            fs::rename(path, self.dir.join("balance.journal.1"))?;
-        }
-        Ok(())
+        let (journal, by) = (Journal::of_service(&self.dir), By::this_process());
+        let written = journal.append(entries.map(|entry| Line::now(by.clone(), "balance", entry)));
+        written.with_context(|| format!("cannot write {}", journal.path().display()))
     }
 
     fn make_dir(&self) -> anyhow::Result<()> {
@@ -483,19 +463,6 @@ mod tests {
     }
 
     #[test]
-    fn half_a_line_of_the_journal_is_not_joined_by_the_next() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut ledger = Ledger::open(dir.path()).unwrap();
-        let turn = ledger.take_turn().unwrap();
-        fs::write(dir.path().join("balance.journal"), "{\"entry\":\"ref").unwrap();
-        let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "a test".into() };
-        (0..2).for_each(|_| ledger.write_down(&turn, Entry::Refusal(&refusal)).unwrap());
-        let text = fs::read_to_string(dir.path().join("balance.journal")).unwrap();
-        let whole = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).is_ok());
-        assert_eq!(whole.collect::<Vec<_>>(), [false, true, true], "{text}");
-    }
-
-    #[test]
     fn damaged_ledger_is_named() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("balance.json"), "{").unwrap();
@@ -516,19 +483,6 @@ mod tests {
         let names: Vec<String> =
             Ledger::open(dir.path()).unwrap().reserved(|_| false).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["first", "second"]);
-    }
-
-    #[test]
-    fn journal_has_a_line_for_each_entry_and_is_put_aside_when_it_is_long() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut ledger = Ledger::open(dir.path()).unwrap();
-        let turn = ledger.take_turn().unwrap();
-        let refusal = Refusal { guest: "next".into(), bytes: 1, reason: "x".repeat(1 << 20) };
-        for _ in 0..9 {
-            ledger.write_down(&turn, Entry::Refusal(&refusal)).unwrap();
-        }
-        let lines = |name| fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
-        assert_eq!((lines("balance.journal.1"), lines("balance.journal")), (8, 1));
     }
 
     /// Others read the ledger while it is written, and a process may be killed meanwhile.

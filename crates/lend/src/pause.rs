@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn guest_is_in_ledger_and_journal_before_it_is_paused() {
         let (qemu, mut ledger, turn, dir) = scene();
-        let files = format!("{0}/balance.json {0}/balance.journal", dir.path().display());
+        let files = format!("{0}/balance.json {0}/journal/journal", dir.path().display());
         let copy = format!("read line; cat {files} > {}/copy; echo '[]'", dir.path().display());
         let hold = pause_by(&copy, &qemu, &mut ledger, &turn);
         let written = std::fs::read_to_string(dir.path().join("copy")).unwrap();

@@ -44,6 +44,8 @@ enum Command {
     Group(cmd::group::Args),
     /// Prove from page frames that groups share nothing with each other, and what is really saved
     Audit(cmd::audit::Args),
+    /// The journal: who has changed what
+    Journal(cmd::journal::Args),
     /// Memory between guests: what each has, should have, and gets
     Balance(cmd::balance::Args),
     /// Guests as files, from which clones are started
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
+        Command::Journal(args) => cmd::journal::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
         Command::Template(args) => cmd::template::run(&args),

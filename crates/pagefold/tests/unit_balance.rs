@@ -72,10 +72,10 @@ fn serve(program: &Path, dir: &Path, config: &str) -> Running {
     Running(command.stderr(log).stdout(Stdio::null()).spawn().expect("run setpriv"))
 }
 
-/// Waits for an entry of the balancer's journal about this VM.
+/// Waits for an entry of the journal about this VM.
 fn until_entry(dir: &Path, entry: &str, name: &str) -> Value {
     wait_for_within(PATIENCE, &format!("{entry} of {name}"), || {
-        let text = fs::read_to_string(dir.join("s/balance.journal")).ok()?;
+        let text = fs::read_to_string(dir.join("s/journal/journal")).ok()?;
         let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines.find(|line| line["entry"] == entry && line.to_string().contains(name))
     })

@@ -2,6 +2,7 @@
 
 use api::ask::{self, Answer};
 use api::change::Change;
+use cli::journal::By;
 use host::{PeerProcess, Seqpacket};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;
@@ -41,12 +42,11 @@ pub struct Waits {
 }
 
 /// The purpose for which a client waits for a report.
-#[derive(Clone, Copy)]
 pub enum Wants {
     /// To show it.
     Show,
-    /// To check that there is memory to unfold into.
-    Unfold(Change),
+    /// To check that there is memory to unfold into, for whoever wants it.
+    Unfold(Change, By),
     /// None: it waits for the answer to the question of that number.
     Why,
 }

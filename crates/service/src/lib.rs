@@ -48,6 +48,7 @@ mod state;
 mod supervisor;
 mod templates;
 mod tokens;
+mod trail;
 mod trouble;
 mod web;
 mod worker;

@@ -6,6 +6,7 @@ use super::group::Group;
 use super::room::{Memory, Room};
 use super::segments::Segments;
 use super::state::State;
+use super::trail::Trail;
 use super::trouble::Troubles;
 use act::FileStore;
 use api::ask::{Ask, NOT_CONFIGURED};
@@ -45,6 +46,8 @@ pub struct Registry {
     pub enrolment: Enrolment,
     /// The service manager's store of files.
     pub store: Rc<FileStore>,
+    /// The journal.
+    pub trail: Trail,
 }
 
 impl Registry {
@@ -52,6 +55,7 @@ impl Registry {
     pub fn new(place: Place, config: Config, state: State) -> Self {
         let limits = MemoryLimits::find();
         Self {
+            trail: Trail::new(place.dir()),
             place,
             config,
             state,
@@ -212,6 +216,7 @@ impl Registry {
         match question {
             _ if self.web_uid != Some(uid) => None,
             Ask::Groups | Ask::Members | Ask::Troubles | Ask::Show { .. } => None,
+            Ask::Journal { .. } | Ask::LoginFailed { .. } => None,
             Ask::Set { .. } | Ask::Reset { .. } if control => None,
             Ask::Set { .. } | Ask::Reset { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
@@ -225,6 +230,11 @@ impl Registry {
             Ask::Pace { .. } => Some("a pace under pressure is not the web side's business"),
             Ask::Why { .. } => Some("single pages are not the web side's business"),
         }
+    }
+
+    /// Whether this is the web side's user.
+    pub fn is_web(&self, uid: u32) -> bool {
+        uid == self.web_uid.unwrap_or_else(own_uid)
     }
 
     /// Whether a user may start members of a group and change it. The web side may less ([`Self::forbidden_to_web`]).

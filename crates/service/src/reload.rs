@@ -11,8 +11,11 @@
 
 use super::config::{Api, Config, GroupConfig};
 use super::registry::Registry;
+use super::trail::{changed, with};
 use api::ask::NOT_CONFIGURED;
 use cli::note;
+use cli::size::plural;
+use serde_json::json;
 use std::collections::BTreeSet;
 
 /// Note on a key that only the next service takes over.
@@ -23,7 +26,8 @@ impl Registry {
     pub fn reload(&mut self, new: Config) {
         let old = std::mem::replace(&mut self.config, new);
         if old.enrol != self.config.enrol {
-            note!("SIGHUP: {} rules that enrol running processes, {} before", self.config.enrol.len(), old.enrol.len());
+            let rules = plural(self.config.enrol.len() as u64, "rule");
+            note!("SIGHUP: {rules} that enrol running processes, {} before", old.enrol.len());
         }
         for key in self.keep_what_stays(&old) {
             note!("SIGHUP: {key} {LATER}");
@@ -34,7 +38,8 @@ impl Registry {
         for name in known.iter().chain(named.iter().filter(|name| !known.contains(name))) {
             changed += usize::from(self.reload_group(name));
         }
-        note!("SIGHUP: the configuration is read again: {} groups, {changed} of them changed", named.len());
+        let groups = plural(named.len() as u64, "group");
+        note!("SIGHUP: the configuration is read again: {groups}, {changed} of them changed");
     }
 
     /// Keeps what only the next service takes over, and names it.
@@ -68,12 +73,14 @@ impl Registry {
         let configured = self.config.groups.as_ref().and_then(|groups| groups.get(name)).cloned();
         let Some(group) = self.groups.get_mut(name) else {
             note!("group {name}: added");
+            self.trail.write_own("configured", json!({ "group": name, "detail": "added" }));
             self.group(name);
             return true;
         };
         let Some(config) = configured else {
             if std::mem::replace(&mut group.is_configured, false) {
                 note!("group {name}: {NOT_CONFIGURED}");
+                self.trail.write_own("configured", json!({ "group": name, "detail": NOT_CONFIGURED }));
                 group.config.processes.clear();
                 return true;
             }
@@ -82,10 +89,13 @@ impl Registry {
         if group.is_configured && group.config == config {
             return false;
         }
-        note!("group {name}: {}", differences(&group.config, &config));
+        let (detail, before) = (differences(&group.config, &config), group.settings());
+        note!("group {name}: {detail}");
         self.state.keep_limits(name, &config);
         let change = self.state.change(name, config.settings).unwrap_or_default();
         group.configure(config, change);
+        let more = with(changed(name, &before, &group.settings()), json!({ "detail": detail }));
+        self.trail.write_own("configured", more);
         true
     }
 }

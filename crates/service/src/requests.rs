@@ -16,6 +16,7 @@ use super::decide;
 use super::enrol_config::MOST_RULES;
 use super::hidden;
 use super::registry::Registry;
+use super::trail::{self, with};
 use api::ask::{
     self, Answer, Ask, GroupLine, GroupState, MOST_PACED_S, MemberLine, NOT_CONFIGURED, PoolLimit, PoolLimitBy,
 };
@@ -24,13 +25,16 @@ use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs,
 use api::enrol::{NOT_ONE_DOMAIN, NotAttached, Rule, Via};
 use api::name;
 use api::place::own_uid;
+use cli::journal::{By, Lines};
 use cli::note;
 use guest::domain_of;
 use host::{KsmStat, Mapping, Peer, PeerProcess, Process, ProcessId, Seqpacket, Shares};
 use page::pages_to_bytes;
 use rustix::event::PollFlags;
 use rustix::fd::{AsFd, BorrowedFd};
-use std::collections::BTreeSet;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Time for a client to ask, and to read its answers: 10 s.
@@ -39,6 +43,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
 /// Most pages of zeros that members are believed to have when they are to become private: 256 MiB.
 const ZERO_PAGES: u64 = 1 << 16;
+/// Longest name of a token in the journal, in characters.
+const MOST_NAME_CHARS: usize = 64;
+/// Most addresses that are named of those that asked with tokens that are none.
+const MOST_ADDRESSES: usize = 8;
 /// Places for clients at a user's own socket.
 const OWN_PLACES: usize = 64;
 /// Places for those at everybody's socket: each user has 8.
@@ -182,6 +190,7 @@ impl Request<'_> {
         if let Some(why) = self.registry.forbidden_to_web(self.client.peer.uid, &question) {
             return self.client.answer(&Answer::Refused(why.to_owned()));
         }
+        let named = question.group().map(str::to_owned);
         let answered = match question {
             Ask::Join { group, name, program, via } => self.join(&group, name, &program, via),
             Ask::Attach { pid, started, group, name, by_rule, via, dry_run } => {
@@ -202,15 +211,19 @@ impl Request<'_> {
             Ask::Troubles => self.list_troubles(),
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
             Ask::Why { group, pid, pages } => self.ask_why(&group, pid, pages),
-            Ask::Set { group, change } => self.change(&group, change),
+            Ask::Set { group, change, by } => self.change(&group, change, self.by(by)),
             Ask::Reset { group } => match self.registry.groups.get(&group).map(|known| known.config.settings) {
-                Some(configured) => self.change(&group, Change::to(&configured)),
+                Some(configured) => self.change(&group, Change::to(&configured), self.by(None)),
                 None => self.allow(&group, false),
             },
+            Ask::Journal { after } => self.read_journal(after),
+            Ask::LoginFailed { times, addresses } => self.login_failed(times, addresses),
             Ask::Pace { group, pages_per_s, for_s } => self.pace(&group, pages_per_s, for_s),
         };
         if let Err(why) = answered {
-            self.client.answer(&Answer::Refused(why));
+            let is_there = |group: String| self.registry.groups.contains_key(&group);
+            let is_group = named.is_none_or(is_there);
+            self.client.answer(&if is_group { Answer::Refused(why) } else { Answer::NoGroup(why) });
         }
     }
 
@@ -311,25 +324,32 @@ impl Request<'_> {
             Via::Agent => decide::family_of(id, group, &self.registry.state, &self.registry.groups)?,
             Via::Ksm => None,
         };
-        let name = wanted.unwrap_or_else(|| name::of_process(process.program(), id.pid));
+        let name = wanted.unwrap_or_else(|| name::of_process(process.called(), id.pid));
         name::check("member", &name)?;
         let domain = domain_of(&process.cgroups);
         let name = self.name_of(group, name, id, domain.is_some());
         if dry_run {
-            self.client.answer(&Answer::Joined(name));
-            return Ok(());
+            return self.joined(name);
         }
         let asker = self.client.peer;
+        let (by, is_new) = (self.place_in_journal()?, self.registry.state.find(id).is_none());
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
         let (uid, connected, attached_by) = (process.uid, false, Some(asker.id.pid));
-        let group_name = group.to_owned();
-        let member = MemberLine { group: group_name, identity, uid, connected, family, attached_by, via, domain };
+        let member = MemberLine { group: group.to_owned(), identity, uid, connected, family, attached_by, via, domain };
         self.registry.keep(|state| {
             state.set_detached(id, false);
             state.add(member)
         })?;
         self.registry.group(group).idle_since = None;
         note!("group {group}: user {} attaches process {} of user {uid} as member {name}", asker.uid, id.pid);
+        if is_new {
+            let how = json!({ "by_rule": by_rule, "via": via });
+            self.registry.trail.write(by, "attached", with(of_member(group, &name, id, uid), how));
+        }
+        self.joined(name)
+    }
+
+    fn joined(&mut self, name: String) -> Result<(), String> {
         self.client.answer(&Answer::Joined(name));
         Ok(())
     }
@@ -421,24 +441,33 @@ impl Request<'_> {
         if self.registry.state.rules.len() >= MOST_RULES {
             return Err(format!("there are {MOST_RULES} rules already: drop some, with pagefold detach"));
         }
+        let by = self.place_in_journal()?;
         note!("group {}: enrols processes of {rule}", rule.group);
+        let more = json!({ "group": rule.group, "rule": rule.to_string() });
         self.registry.keep(|state| {
             state.rules.retain(|other| other.to_string() != rule.to_string());
             state.rules.push(rule);
             state.touch();
             Ok(())
         })?;
+        self.registry.trail.write(by, "rule_added", more);
         self.client.answer(&Answer::Done);
         Ok(())
     }
 
     fn drop_rules(&mut self, cgroup: &Option<String>, container: &Option<String>) -> Result<(), String> {
         self.may_rule()?;
-        self.registry.keep(|state| {
-            state.rules.retain(|rule| (&rule.cgroup, &rule.container) != (cgroup, container));
+        let by = self.place_in_journal()?;
+        let dropped = self.registry.keep(|state| {
+            let is_meant = |rule: &mut Rule| (&rule.cgroup, &rule.container) == (cgroup, container);
+            let dropped: Vec<Rule> = state.rules.extract_if(.., is_meant).collect();
             state.touch();
-            Ok(())
+            Ok(dropped)
         })?;
+        for rule in dropped {
+            let more = json!({ "group": rule.group, "rule": rule.to_string() });
+            self.registry.trail.write(by.clone(), "rule_dropped", more);
+        }
         self.client.answer(&Answer::Done);
         Ok(())
     }
@@ -448,6 +477,7 @@ impl Request<'_> {
     fn leave(&mut self, id: ProcessId) -> Result<(), String> {
         if self.registry.state.find(id).is_some() && id.is_alive() {
             let member = self.attached(id)?;
+            let by = self.place_in_journal()?;
             if member.via == Via::Ksm {
                 if KsmStat::of(id.pid).is_ok_and(|stat| stat.ksm_merge_any == Some(true)) {
                     return Err(format!("process {} still has its memory merged by ksmd", id.pid));
@@ -463,6 +493,8 @@ impl Request<'_> {
                 Ok(())
             })?;
             note!("group {}: member {} has left: process {} was detached", member.group, member.identity.name, id.pid);
+            let of = of_member(&member.group, &member.identity.name, id, member.uid);
+            self.registry.trail.write(by, "detached", with(of, json!({ "via": member.via })));
         }
         self.client.answer(&Answer::Done);
         Ok(())
@@ -560,20 +592,68 @@ impl Request<'_> {
                 })));
             }
             Wants::Why => {}
-            Wants::Unfold(change) => {
+            Wants::Unfold(change, by) => {
                 let answer = self.promise_room(group, report, &change);
-                if let Err(why) = answer.and_then(|()| self.set(group, &change)) {
+                if let Err(why) = answer.and_then(|()| self.set(group, &change, by)) {
                     self.client.answer(&Answer::Refused(why));
                 }
             }
         }
     }
 
-    fn change(&mut self, group: &str, change: Change) -> Result<(), String> {
+    fn change(&mut self, group: &str, change: Change, by: By) -> Result<(), String> {
         if self.makes_private(group, &change) {
-            return self.ask_worker(group, Wants::Unfold(change));
+            return self.ask_worker(group, Wants::Unfold(change, by));
         }
-        self.set(group, &change)
+        self.set(group, &change, by)
+    }
+
+    /// The one who asks, or who has asked the web side.
+    fn by(&self, web: Option<By>) -> By {
+        let PeerProcess { id, uid } = self.client.peer;
+        match web.filter(|_| self.registry.is_web(uid)) {
+            Some(By { user, token, address, .. }) => By {
+                user,
+                pid: None,
+                web: true,
+                token: token.map(|token| token.chars().take(MOST_NAME_CHARS).collect()),
+                address: address.filter(|address| address.parse::<IpAddr>().is_ok()),
+            },
+            None => By { user: Some(uid), pid: Some(id.pid), ..By::default() },
+        }
+    }
+
+    /// Takes the place of a line in the journal for what the client wants to have done.
+    fn place_in_journal(&mut self) -> Result<By, String> {
+        let by = self.by(None);
+        self.registry.trail.place(&by, Instant::now())?;
+        Ok(by)
+    }
+
+    fn read_journal(&mut self, after: u64) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        if uid != 0 && uid != own_uid() && !self.registry.is_web(uid) {
+            return Err(format!("user {uid} may not read the journal: root may"));
+        }
+        let Lines { lines, next } = self.registry.trail.read(after)?;
+        let lines = lines.into_iter().filter_map(|(place, line)| Some((place, serde_json::from_str(&line).ok()?)));
+        self.client.answer(&Answer::Journal(lines.collect(), next));
+        Ok(())
+    }
+
+    /// The web side tells of few addresses, and of these often enough to be bounded like a caller of its own.
+    fn login_failed(&mut self, times: u32, addresses: BTreeMap<String, u32>) -> Result<(), String> {
+        let uid = self.client.peer.uid;
+        if !self.registry.is_web(uid) {
+            return Err(format!("user {uid} is not the web side's"));
+        }
+        let by = By { web: true, ..By::default() };
+        self.registry.trail.place(&by, Instant::now())?;
+        let known = addresses.into_iter().filter(|(address, _)| address.parse::<IpAddr>().is_ok()).take(MOST_ADDRESSES);
+        let addresses: BTreeMap<_, _> = known.collect();
+        self.registry.trail.write(by, "login_failed", json!({ "times": times, "addresses": addresses }));
+        self.client.answer(&Answer::Done);
+        Ok(())
     }
 
     fn makes_private(&self, group: &str, change: &Change) -> bool {
@@ -589,8 +669,10 @@ impl Request<'_> {
         self.registry.promise(|room, memory| room.promise_all(group, needed, memory, Instant::now()))
     }
 
-    fn set(&mut self, group: &str, change: &Change) -> Result<(), String> {
+    fn set(&mut self, group: &str, change: &Change, by: By) -> Result<(), String> {
         self.allow(group, false)?;
+        self.registry.trail.place(&by, Instant::now())?;
+        let before = self.registry.group(group).settings();
         let (all, from) = (self.registry.group(group).change.then(change), self.registry.group(group).config.settings);
         self.registry.keep(|state| {
             state.set_change(group, all, from);
@@ -598,6 +680,8 @@ impl Request<'_> {
         })?;
         self.registry.group(group).set(change);
         note!("group {group}: user {} has changed its settings", self.client.peer.uid);
+        let changed = trail::changed(group, &before, &self.registry.group(group).settings());
+        self.registry.trail.write(by, "settings_changed", changed);
         self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
         Ok(())
     }
@@ -612,6 +696,11 @@ impl Request<'_> {
         self.client.answer(&Answer::Done);
         Ok(())
     }
+}
+
+/// A member, as a line of the journal tells it.
+fn of_member(group: &str, name: &str, id: ProcessId, uid: u32) -> Value {
+    json!({ "group": group, "member": name, "process": id.pid, "of_user": uid })
 }
 
 /// The report, in which a full pool names its members' memory limits where these bind.

@@ -14,6 +14,7 @@ use super::requests::Clients;
 use super::segments;
 use super::state::State;
 use super::templates;
+use super::trail::Trail;
 use super::trouble;
 use super::web::Web;
 use super::worker::Worker;
@@ -24,10 +25,12 @@ use api::control::{GroupReport, Identity, Needs, Room};
 use api::hand::Server;
 use api::place::{Lock, Place};
 use cli::note;
+use cli::size::plural;
 use host::{Caught, PeerProcess, ProcessId, Seqpacket, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{WaitOptions, wait};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::rc::Rc;
@@ -116,6 +119,9 @@ impl Supervisor {
             _lock: lock,
         };
         supervisor.registry.store = Rc::new(store);
+        if !options.private {
+            supervisor.registry.trail = Trail::kept(supervisor.registry.place.dir());
+        }
         supervisor.begin()?;
         supervisor.take_over(files);
         Ok(supervisor)
@@ -137,11 +143,14 @@ impl Supervisor {
             }
         }
         self.registry.bound_pools();
+        let (directory, file) = (self.registry.place.dir(), &self.registry.config.file);
+        let more = json!({ "version": cli::version(), "directory": directory, "file": file });
+        self.registry.trail.write_own("service_started", more);
         note!(
-            "serving at {}: {} groups, {} members that run already",
+            "serving at {}: {}, {} that run already",
             self.registry.place.dir().display(),
-            self.registry.groups.len(),
-            self.registry.state.members().len()
+            plural(self.registry.groups.len() as u64, "group"),
+            plural(self.registry.state.members().len() as u64, "member")
         );
         Ok(())
     }
@@ -149,7 +158,7 @@ impl Supervisor {
     /// Takes over the pools' files that the service manager has kept: templates, and the others of groups that have members. A
     /// worker that goes on names its files by itself.
     fn take_over(&mut self, files: Vec<(String, OwnedFd)>) {
-        let mut taken = 0;
+        let mut taken = 0_u64;
         for (name, file) in files {
             let known = segments::parse(&name)
                 .filter(|(group, _, template)| template.is_some() || self.registry.state.members_of(group) > 0);
@@ -162,7 +171,7 @@ impl Supervisor {
             }
         }
         if taken > 0 {
-            note!("{taken} files of pools were kept by the service manager");
+            note!("{} of pools, kept by the service manager", plural(taken, "file"));
         }
     }
 
@@ -481,7 +490,10 @@ impl Supervisor {
             note!("SIGHUP: this service has no configuration that could be read again");
             return;
         };
-        match Config::read(&path) {
+        let read = Config::read(&path);
+        let problem = read.as_ref().err().map(|e| format!("{e:#}"));
+        self.registry.trail.write_own("configuration_read", json!({ "file": path, "problem": problem }));
+        match read {
             Ok(config) => {
                 self.balancer.set(config.balance.as_ref().map(Balance::arguments));
                 self.registry.reload(config);
@@ -500,6 +512,7 @@ impl Supervisor {
         self.clients.forget_silent();
         let now = Instant::now();
         self.prover.watch(now);
+        self.registry.trail.flush();
         self.look_for_troubles(now);
         if self.limits_due <= now {
             self.limits_due = now + LIMITS;
@@ -540,6 +553,7 @@ impl Supervisor {
     fn look_for_troubles(&mut self, now: Instant) {
         self.registry.has_prover = self.prover.is_wanted();
         self.registry.troubles.look_at_prover(self.prover.is_missing(), now);
+        self.registry.troubles.set(trouble::JOURNAL, self.registry.trail.problem());
         let has_rules = self.registry.has_rules();
         let idle = self.registry.enrolment.is_idle(has_rules, now).then(|| {
             let lost = "nobody carries out the rules by which processes are enrolled";
@@ -571,10 +585,11 @@ impl Supervisor {
                 std::thread::sleep(Duration::from_millis(10));
             }
         } else if workers > 0 {
-            note!("{workers} workers go on for 30 s, for the next supervisor; without one they end then");
+            note!("workers go on for 30 s, for the next supervisor; without one they end then: {workers}");
             crate::orphans::end_orphans_later(&self.registry.place);
         }
         self.entrances.end();
+        self.registry.trail.write_own("service_ended", json!({ "directory": self.registry.place.dir() }));
         note!("ended");
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `state_not_written` | the state file cannot be written, on a full disk say; folding goes on |
 //! | `no_prover` | a prover is wanted, and does not run |
+//! | `journal_not_written` | the journal cannot be written; nothing is changed meanwhile |
 //! | `rules_not_carried_out` | there are rules, and nobody asks for them |
 //!
 //! A clock that is set back is no trouble: nothing here asks for the time of day.
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Name of the trouble with the state file.
 pub const STATE: &str = "state_not_written";
+/// Name of the trouble with the journal.
+pub const JOURNAL: &str = "journal_not_written";
 /// Name of the trouble with the prover.
 pub const PROVER: &str = "no_prover";
 /// Name of the trouble with rules.

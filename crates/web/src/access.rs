@@ -12,8 +12,10 @@
 
 use api::setup::{Setup, Token};
 use axum::http::{HeaderMap, header};
+use cli::journal::By;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 
@@ -22,8 +24,18 @@ use subtle::{Choice, ConstantTimeEq};
 pub enum Peer {
     /// A process of this user, by the kernel's word.
     User(u32),
-    /// Somebody at the other end of a TCP connection.
-    Unknown,
+    /// Somebody at this address, at the other end of a TCP connection.
+    Address(IpAddr),
+}
+
+impl Peer {
+    /// Its identity for the journal, without a token.
+    fn by(self) -> By {
+        match self {
+            Self::User(uid) => By { user: Some(uid), ..By::default() },
+            Self::Address(address) => By { address: Some(address.to_string()), ..By::default() },
+        }
+    }
 }
 
 /// The identity of a caller, for shares of what is scarce.
@@ -47,6 +59,8 @@ pub struct Caller {
     pub groups: Scope,
     /// Whether it may change settings of groups that it sees.
     pub may_change: bool,
+    /// Its identity for the journal.
+    pub by: By,
     /// The digest of its token, if it has one.
     digest: Option<[u8; 32]>,
 }
@@ -81,6 +95,7 @@ impl Access {
                 id: CallerId::Token(token.name.as_str().into()),
                 groups: token.groups.clone().map(Arc::new),
                 may_change: token.control && setup.control,
+                by: By { token: Some(token.name.clone()), ..By::default() },
                 digest: Some(digest),
             };
             (digest, caller)
@@ -94,9 +109,12 @@ impl Access {
         match (authorizations.next(), authorizations.next(), peer) {
             (None, _, Peer::User(uid)) => {
                 let may_change = self.control && (uid == 0 || uid == self.owner);
-                Some(Caller { id: CallerId::User(uid), groups: None, may_change, digest: None })
+                Some(Caller { id: CallerId::User(uid), groups: None, may_change, by: peer.by(), digest: None })
             }
-            (Some(given), None, _) => self.bearer(given.as_bytes()),
+            (Some(given), None, _) => {
+                let caller = self.bearer(given.as_bytes())?;
+                Some(Caller { by: By { token: caller.by.token, ..peer.by() }, ..caller })
+            }
             _ => None,
         }
     }
@@ -130,6 +148,8 @@ impl Access {
 mod tests {
     use super::*;
 
+    const FAR: Peer = Peer::Address(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+
     fn access(control: bool) -> Access {
         let token = |name: &str, secret: &str, control, groups: Option<&[&str]>| Token {
             name: name.into(),
@@ -157,9 +177,10 @@ mod tests {
             let user = caller(Peer::User(uid), &[]).unwrap();
             assert!(user.sees("acme") && user.sees_all() && user.may_change == may_change, "{uid}");
         }
-        assert!(caller(Peer::Unknown, &[]).is_none());
-        for peer in [Peer::Unknown, Peer::User(0)] {
+        assert!(caller(FAR, &[]).is_none());
+        for peer in [FAR, Peer::User(0)] {
             let acme = caller(peer, &["Bearer bbbb"]).unwrap();
+            assert_eq!((acme.by.token.as_deref(), acme.by.user.is_some()), (Some("acme"), peer != FAR));
             assert!(acme.sees("acme") && !acme.sees("acm") && !acme.sees("beta") && acme.may_change);
             let all = caller(peer, &["bearer aaaa"]).unwrap();
             assert!(all.sees("beta") && !all.may_change);
@@ -173,7 +194,7 @@ mod tests {
     #[test]
     fn nobody_changes_anything_where_no_changes_are_taken() {
         let access = access(false);
-        for (peer, values) in [(Peer::User(0), &[][..]), (Peer::Unknown, &["Bearer bbbb"])] {
+        for (peer, values) in [(Peer::User(0), &[][..]), (FAR, &["Bearer bbbb"])] {
             assert!(!access.caller(peer, &headers(values)).unwrap().may_change);
         }
     }
@@ -190,7 +211,7 @@ mod tests {
             Setup { dir: "/d".into(), control: false, tokens: tokens.iter().map(token).collect(), sockets: vec![] }
         };
         let before = Access::new(&setup(&[("acme", "aaaa", "acme")]), 7);
-        let acme = before.caller(Peer::Unknown, &headers(&["Bearer aaaa"])).unwrap();
+        let acme = before.caller(FAR, &headers(&["Bearer aaaa"])).unwrap();
         let still = |tokens: &[(&str, &str, &str)]| Access::new(&setup(tokens), 7).still_shows(&acme);
         assert!(still(&[("beta", "bbbb", "beta"), ("acme", "aaaa", "acme")]));
         assert!(!still(&[("acme", "cccc", "acme")]) && !still(&[("acme", "aaaa", "beta")]) && !still(&[]));

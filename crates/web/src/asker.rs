@@ -19,7 +19,9 @@ use api::control::Settings;
 use api::place::Place;
 use api::shown;
 use cli::exit::in_words;
+use cli::journal::By;
 use futures_util::future::join_all;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -220,15 +222,38 @@ impl Asker {
     }
 
     /// Changes a group's settings.
-    pub async fn set(&self, group: &str, change: Change) -> Answer<Settings> {
+    pub async fn set(&self, by: By, group: &str, change: Change) -> Answer<Settings> {
         let (place, name) = (self.place.clone(), group.to_owned());
-        let asked = tokio::task::spawn_blocking(move || Service::connect_soon(&place)?.set(&name, change)).await;
+        let ask = move || Service::connect_soon(&place)?.set_for(by, &name, change);
+        let asked = tokio::task::spawn_blocking(ask).await;
         self.groups.forget();
         if let Some(kept) = lock(&self.states).get(group) {
             kept.forget();
         }
         let settings = asked.map_err(|e| e.to_string())?.map_err(|e| in_words(&e))?;
         Ok(Arc::new(settings))
+    }
+
+    /// Tells how often a token was none, in all and by address.
+    ///
+    /// # Errors
+    /// The supervisor does not answer.
+    pub async fn login_failed(&self, times: u32, addresses: BTreeMap<String, u32>) -> Result<(), Arc<str>> {
+        let place = self.place.clone();
+        let ask = move || Service::connect_soon(&place)?.login_failed(times, addresses);
+        tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
+    }
+
+    /// Lines of the journal behind a place, each with the place behind it, and the place from which to read on.
+    ///
+    /// # Errors
+    /// The supervisor does not answer.
+    pub async fn journal(&self, after: u64) -> Result<(Vec<(u64, Value)>, u64), Arc<str>> {
+        // However many listen, a few ask. The semaphore is never closed.
+        let _turn = self.turns.acquire().await;
+        let place = self.place.clone();
+        let ask = move || Service::connect_soon(&place)?.journal(after);
+        tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
     }
 
     /// Troubles of the service itself.

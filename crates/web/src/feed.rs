@@ -4,7 +4,7 @@
 //! A listener that does not keep up is disconnected.
 
 use crate::access::{Access, Caller, CallerId};
-use crate::asker::Asker;
+use crate::asker::{Asker, lock};
 use crate::changes::{Event, Look};
 use axum::response::sse;
 use futures_util::stream::{Stream, unfold};
@@ -30,6 +30,8 @@ pub struct Feed {
     asker: Arc<Asker>,
     listeners: Mutex<Vec<Listener>>,
     came: Notify,
+    /// Rights that have changed since the start.
+    access: Mutex<Option<Arc<Access>>>,
 }
 
 struct Listener {
@@ -40,7 +42,7 @@ struct Listener {
 impl Feed {
     /// A feed without listeners.
     pub fn new(asker: Arc<Asker>) -> Self {
-        Self { asker, listeners: Mutex::default(), came: Notify::new() }
+        Self { asker, listeners: Mutex::default(), came: Notify::new(), access: Mutex::default() }
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<Listener>> {
@@ -69,8 +71,14 @@ impl Feed {
     }
 
     /// Disconnects listeners whose rights are not what they were.
-    pub fn set_access(&self, access: &Access) {
+    pub fn set_access(&self, access: &Arc<Access>) {
+        *lock(&self.access) = Some(Arc::clone(access));
         self.listeners().retain(|listener| access.still_shows(&listener.caller));
+    }
+
+    /// Whether a caller sees what it saw before rights were changed.
+    pub fn still_shows(&self, caller: &Caller) -> bool {
+        lock(&self.access).as_ref().is_none_or(|access| access.still_shows(caller))
     }
 
     /// Gives an event to those who may see it.

@@ -18,6 +18,7 @@
 //! | `asker` | questions to the supervisor |
 //! | `metrics`, `texts` | figures for Prometheus |
 //! | `feed`, `changes` | events |
+//! | `trail`, `wrong` | the journal, and what gets into it from here |
 #![forbid(unsafe_code)]
 
 mod access;
@@ -32,6 +33,8 @@ mod routes;
 mod server;
 mod start;
 mod texts;
+mod trail;
+mod wrong;
 
 pub use routes::description;
 
@@ -48,6 +51,7 @@ use start::Listeners;
 use std::sync::Arc;
 use texts::Texts;
 use tokio::net::{TcpListener, UnixListener};
+use wrong::Wrong;
 
 /// Most threads that ask the supervisor at the same time. One waits for each group whose worker is silent.
 const ASKING_THREADS: usize = 64;
@@ -73,9 +77,10 @@ pub fn serve(supervisor: Seqpacket, limit: impl FnOnce() -> anyhow::Result<()>) 
     let owner = place.owner()?;
     let asker = Arc::new(Asker::new(place));
     let feed = Arc::new(Feed::new(Arc::clone(&asker)));
+    let wrong = Wrong::new(Arc::clone(&asker));
     let boot_s = host::boot_time_s()?;
     let router = routes::router(App { asker, feed: Arc::clone(&feed), texts: Arc::new(Texts::default()), boot_s });
-    let server = Arc::new(Server::new(router, Access::new(&setup, owner)));
+    let server = Arc::new(Server::new(router, Access::new(&setup, owner), wrong));
     begin(&server, &feed, listeners).context("cannot serve the sockets")?;
     drop(guard);
     while let Some((setup, _)) = start::hear(&supervisor)? {

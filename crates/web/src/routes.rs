@@ -9,13 +9,14 @@ use crate::changes::Event;
 use crate::feed::Feed;
 use crate::metrics::{self, Form, Member, Scrape};
 use crate::texts::Texts;
+use crate::trail;
 use api::ask::MemberLine;
 use api::change::{Change, Printed, Wanted};
 use api::shown::{ListedGroup, ShownGroup};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
@@ -119,6 +120,7 @@ fn described() -> (OpenApiRouter<App>, utoipa::openapi::OpenApi) {
         .routes(routes!(members))
         .routes(routes!(group_members))
         .routes(routes!(events))
+        .routes(routes!(journal))
         .routes(routes!(scrape));
     let description = router.get_openapi().clone();
     (router, description)
@@ -244,15 +246,19 @@ async fn set(
     }
     let body = body.map_err(|e| Refused::new(e.status(), e.body_text()))?;
     let change = wanted(&body)?;
-    let settings = app.asker.set(&group, change).await;
+    let settings = app.asker.set(caller.by.clone(), &group, change).await;
     let settings = settings.map_err(|why| Refused::of_service(&caller, StatusCode::CONFLICT, &why))?;
     Ok(Json(Printed::from(&*settings)))
 }
 
 fn wanted(body: &[u8]) -> Answered<Change> {
     let wanted: Wanted = serde_json::from_slice(body).map_err(|e| {
-        let status = if e.is_data() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::BAD_REQUEST };
-        Refused::new(status, cli::printable(&e.to_string()))
+        if e.is_data() {
+            return Refused::new(StatusCode::UNPROCESSABLE_ENTITY, cli::printable(&e.to_string()));
+        }
+        let place = format!("line {}, column {}", e.line(), e.column());
+        let why = format!("the body is no JSON ({place}): send an object, such as {{\"fold\": \"off\"}}");
+        Refused::new(StatusCode::BAD_REQUEST, why)
     })?;
     let change = Change::from(wanted);
     if change.is_empty() {
@@ -301,6 +307,33 @@ async fn events(State(app): State<App>, Extension(caller): Extension<Caller>) ->
     let events = app.feed.listen(&caller);
     let events = events.ok_or_else(|| Refused::new(StatusCode::TOO_MANY_REQUESTS, "you listen too often already"))?;
     Ok(Sse::new(events).keep_alive(KeepAlive::new()).into_response())
+}
+
+/// The journal: who has changed what, as server-sent events
+///
+/// Each has the name of what was done, a line of `pagefold journal --json` as its data, and its place in the journal as its id. It begins behind
+/// the place `after`, or that of `Last-Event-ID`, or else with the oldest line that is kept, and goes on for ever.
+#[utoipa::path(get, path = "/v1/journal", operation_id = "watch_journal", params(("after" = Option<u64>, Query, description = "Place")), responses(
+    (status = 200, body = String, content_type = "text/event-stream"),
+    (status = 400, body = Refusal, description = "The place is no number"),
+    (status = 401, body = Refusal, description = "No token, or none that is known"),
+    (status = 403, body = Refusal, description = "The caller does not see all groups"),
+))]
+async fn journal(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Answered<Response> {
+    if !caller.sees_all() {
+        return Err(Refused::new(StatusCode::FORBIDDEN, "the journal is of all groups, and you do not see all"));
+    }
+    let asked = uri.query().unwrap_or_default().split('&').find_map(|part| part.strip_prefix("after="));
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let after = last.or(asked).unwrap_or("0");
+    let after = after.parse().map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a place is a number"))?;
+    let lines = trail::follow(Arc::clone(&app.asker), Arc::clone(&app.feed), caller, after);
+    Ok(Sse::new(lines).keep_alive(KeepAlive::new()).into_response())
 }
 
 /// Metrics of all groups that the caller sees, for Prometheus

@@ -16,6 +16,7 @@ use crate::pace::{MOST_WAIT, Paces, Timed};
 use crate::patient::Patient;
 use crate::places::{MOST, Place, Places};
 use crate::routes::Refused;
+use crate::wrong::{COST, Wrong};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, Response, StatusCode, header};
@@ -54,12 +55,14 @@ pub struct Server {
     access: RwLock<Arc<Access>>,
     places: Arc<Places>,
     paces: Paces,
+    wrong: Arc<Wrong>,
 }
 
 impl Server {
     /// A server of these paths.
-    pub fn new(router: Router, access: Access) -> Self {
-        Self { router, access: RwLock::new(Arc::new(access)), places: Places::new(MOST), paces: Paces::default() }
+    pub fn new(router: Router, access: Access, wrong: Wrong) -> Self {
+        let (access, places) = (RwLock::new(Arc::new(access)), Places::new(MOST));
+        Self { router, access, places, paces: Paces::default(), wrong: Arc::new(wrong) }
     }
 
     /// Changes the rights of callers.
@@ -84,10 +87,10 @@ impl Server {
     pub async fn serve_tcp(self: Arc<Self>, listener: TcpListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     // Answers are written whole. If this fails, they are only later.
                     let _ = stream.set_nodelay(true);
-                    self.begin(stream, Peer::Unknown);
+                    self.begin(stream, Peer::Address(address.ip().to_canonical()));
                 }
                 Err(e) => cannot_accept(&e).await,
             }
@@ -124,13 +127,18 @@ impl Server {
         let access = Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner));
         let caller = access.caller(peer, request.headers());
         let id = caller.as_ref().map(|caller| caller.id.clone());
+        let is_wrong = caller.is_none() && request.headers().contains_key(header::AUTHORIZATION);
+        if is_wrong {
+            self.wrong.note(peer);
+        }
+        let cost = if is_wrong { COST } else { Duration::ZERO };
         place.heard(id.as_ref());
         let turn = self.paces.turn(id.as_ref(), Instant::now());
         tokio::time::sleep(turn.map_or(MOST_WAIT, |turn| turn.wait)).await;
         let mut response = if let Some(turn) = turn {
             let (response, took) = Timed::new(self.answer_to(request, caller)).await;
             let bytes = u32::try_from(response.body().size_hint().lower()).unwrap_or(u32::MAX);
-            self.paces.took(id.as_ref(), turn, took + WRITE * bytes, Instant::now());
+            self.paces.took(id.as_ref(), turn, took + WRITE * bytes + cost, Instant::now());
             response
         } else {
             Refused::new(StatusCode::TOO_MANY_REQUESTS, "you ask for more than your part of the time").into_response()

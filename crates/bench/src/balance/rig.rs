@@ -217,7 +217,7 @@ impl Rig {
     /// # Errors
     /// A line is not whole.
     pub fn journal(&self) -> anyhow::Result<Vec<Value>> {
-        let text = std::fs::read_to_string(self.ledger.join("balance.journal")).unwrap_or_default();
+        let text = std::fs::read_to_string(cli::journal::Journal::of_service(&self.ledger).path()).unwrap_or_default();
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 }

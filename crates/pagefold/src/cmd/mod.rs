@@ -14,6 +14,7 @@ pub mod forecast;
 pub mod generate;
 pub mod group;
 pub mod guests;
+pub mod journal;
 pub mod lab;
 pub mod run;
 pub mod serve;

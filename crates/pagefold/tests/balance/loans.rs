@@ -41,7 +41,7 @@ fn loans_are_withdrawn_to_the_guarantee_and_lent_again() {
         guests_of.run(&["apply"]);
         guests_of.sizes() == [RAM, RAM]
     });
-    assert_documented(&["pagefold balance"], &guests_of.journal().into());
+    assert_documented(&["pagefold balance", "pagefold journal"], &guests_of.journal().into());
     let (intents, outcomes) = (guests_of.entries("intent"), guests_of.entries("outcome"));
     assert!(intents.len() >= 6 && intents.len() == outcomes.len(), "withdrawn once, lent in two rounds: {intents:?}");
     for intent in intents {

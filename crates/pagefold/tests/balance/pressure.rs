@@ -37,12 +37,12 @@ fn page_cache_is_reclaimed_under_pressure() {
     let _applying = Applying(command.spawn().expect("run pagefold balance"));
     let mut line = Value::Null;
     until(60, "page cache is reclaimed", || {
-        let text = std::fs::read_to_string(ledger.join("balance.journal")).unwrap_or_default();
+        let text = std::fs::read_to_string(ledger.join("journal/journal")).unwrap_or_default();
         let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         line = lines.find(|line| line["entry"] == "reclaim").unwrap_or_default();
         !line.is_null()
     });
-    assert_documented(&["pagefold balance"], &line);
+    assert_documented(&["pagefold balance", "pagefold journal"], &line);
     let swaps = std::fs::read_to_string("/proc/swaps").map_or(0, |swaps| swaps.lines().count());
     let is_new = Path::new(&group).join("memory.reclaim").exists();
     if swaps > 1 && !is_new {
@@ -74,7 +74,7 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
     let mut applying = Applying(command.spawn().expect("run pagefold balance"));
     let paced = paces_of(&mut applying);
     let journal = || {
-        let text = std::fs::read_to_string(ledger.join("balance.journal")).unwrap_or_default();
+        let text = std::fs::read_to_string(ledger.join("journal/journal")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).collect::<Vec<_>>()
     };
     let has = |name: &str, pace: &str| {
@@ -91,7 +91,7 @@ fn group_that_yields_folds_faster_under_pressure_and_one_that_does_not_scans_slo
     let slower = number(&service.show("vain")["pressure_scan_rate"]);
     assert!((64..2000).contains(&slower), "{slower}");
     until(30, "it scans slower", || number(&service.show("vain")["scan_rate"]) <= slower + 30);
-    assert_documented(&["pagefold balance"], &has("vain", "slower").expect("it is there"));
+    assert_documented(&["pagefold balance", "pagefold journal"], &has("vain", "slower").expect("it is there"));
     // The pressure ends; the rung does later.
     raise_limit(&group);
     until(240, "both have their own pace", || has("yields", "usual").is_some() && has("vain", "usual").is_some());
@@ -187,7 +187,7 @@ fn paused_guest_runs_again_whoever_is_stopped_or_killed() {
         }
     }
     let journal = guests_of.journal();
-    assert_documented(&["pagefold balance"], &journal.clone().into());
+    assert_documented(&["pagefold balance", "pagefold journal"], &journal.clone().into());
     let left = |line: &&Value| line["reason"] == "the process that had paused it is gone";
     assert!(journal.iter().any(|line| left(&line)), "{journal:?}");
 }

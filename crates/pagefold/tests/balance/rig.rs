@@ -77,10 +77,11 @@ impl Guests {
         qmp.execute(command, arguments).expect("QEMU does it")
     }
 
-    /// The journal, whose lines are all whole.
+    /// Lines of the journal about balancing. They are all whole.
     pub fn journal(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.lab.dir().join("ledger/balance.journal")).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+        let text = std::fs::read_to_string(self.lab.dir().join("ledger/journal/journal")).unwrap_or_default();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")));
+        lines.filter(|line: &Value| line["what"] == "balance").collect()
     }
 
     /// Entries of one kind in the journal.
