@@ -75,6 +75,8 @@ pub struct Refused {
     pub why: String,
     /// Whether this host lacks something that every process would need.
     pub host_lacks: bool,
+    /// Whether the order itself cannot be meant, as of a group that there is not.
+    pub is_usage: bool,
     /// The thread that still listens to the program, if that said nothing.
     pub listener: Option<JoinHandle<()>>,
 }
@@ -121,7 +123,7 @@ impl Order {
         });
         let Ok(said) = said.recv_timeout(time) else {
             let why = format!("{PROGRAM} has said nothing for {} s, and goes on by itself", time.as_secs());
-            return Ok(Err(Refused { why, host_lacks: false, listener: Some(listener) }));
+            return Ok(Err(Refused { why, host_lacks: false, is_usage: false, listener: Some(listener) }));
         };
         let [text, errors] = said?;
         if !text.is_empty() {
@@ -136,8 +138,8 @@ impl Order {
             }
         };
         let code = ended.and_then(|ended| ended.code());
-        let host_lacks = code == Some(i32::from(Code::HostLacks as u8));
-        Ok(Err(Refused { why: reason(&errors, pid), host_lacks, listener: None }))
+        let [host_lacks, is_usage] = [Code::HostLacks, Code::Usage].map(|of| code == Some(i32::from(of as u8)));
+        Ok(Err(Refused { why: reason(&errors, pid), host_lacks, is_usage, listener: None }))
     }
 }
 

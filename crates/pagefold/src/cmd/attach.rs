@@ -190,7 +190,7 @@ impl AttachArgs {
     }
 
     /// Has the service attach what starts in the same place later.
-    fn enrol_later(&self, service: &Service) -> Result<(), String> {
+    fn enrol_later(&self, service: &Service) -> anyhow::Result<()> {
         let rule = Rule {
             group: self.group.clone(),
             all_anonymous: self.all_anonymous,
@@ -198,7 +198,7 @@ impl AttachArgs {
             at_least_bytes: self.at_least,
             ..self.place.rule()
         };
-        service.add_rule(rule).map_err(|e| format!("processes that start there later are not attached: {e:#}"))
+        service.add_rule(rule).context("processes that start there later are not attached")
     }
 }
 
@@ -224,27 +224,22 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
                 all.push(attached);
             }
             Err(refused) if refused.host_lacks => return Err(Stop::HostLacks(refused.why).into()),
+            // Of a place's processes, one may have ended meanwhile.
+            Err(refused) if refused.is_usage && !args.place.is_given() => return Err(Stop::Usage(refused.why).into()),
             Err(refused) => {
                 say!("pagefold: process {pid} cannot be attached: {}", refused.why);
                 outcome = Outcome::Partial;
             }
         }
     }
-    if args.place.is_given()
-        && !args.once
-        && !args.dry_run
-        && let Err(why) = args.enrol_later(&service)
-    {
-        say!("pagefold: {why}");
-    }
+    let is_rule = args.place.is_given() && !args.once && !args.dry_run;
+    let later = if is_rule { args.enrol_later(&service) } else { Ok(()) };
     if args.json {
         output::line(serde_json::to_string_pretty(&all)?)?;
-        return Ok(outcome);
+    } else {
+        all.iter().try_for_each(|attached| output::line(in_words(attached, args.dry_run)))?;
     }
-    for attached in all {
-        output::line(in_words(&attached, args.dry_run))?;
-    }
-    Ok(outcome)
+    later.map(|()| outcome)
 }
 
 fn in_words(attached: &Attached, dry_run: bool) -> String {
