@@ -38,7 +38,7 @@ const PRIORITY: i32 = -15;
 
 /// Puts the agent into a running process; `pagefold attach` starts it
 #[derive(Parser)]
-#[command(version = cli::version(), after_help = exit::CODES)]
+#[command(name = "pagefold-attach", version = cli::version(), after_help = exit::CODES)]
 struct Args {
     /// Print which system calls a filter (seccomp) must allow, as JSON, and end
     #[arg(long, exclusive = true)]

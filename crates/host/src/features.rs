@@ -7,7 +7,7 @@ mod knobs;
 mod kvm;
 mod userfaultfd;
 
-pub use knobs::why_denied;
+pub use knobs::{GOOD_MAP_COUNT, why_denied};
 pub use kvm::create_vm;
 
 use crate::cgroup::CgroupLayout;

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 /// Tells members whether anybody else holds their pages; a service starts it
 #[derive(Parser)]
-#[command(version = cli::version(), after_help = exit::CODES)]
+#[command(name = "pagefold-prove", version = cli::version(), after_help = exit::CODES)]
 struct Args {
     /// The supervisor's process: it ends when that does
     #[arg(long, required_unless_present = "successor")]

@@ -1,14 +1,53 @@
 //! Programs that are started beside workers: the prover, the web side, and the one that attaches.
+//!
+//! Each tells its version, its commit and its kind of build. One that belongs to another Pagefold is not started: what both sides say to
+//! each other may mean something else there.
 
+use rustix::process::WaitStatus;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-/// The path of a helper. It lies beside this program, as where both were built, or in `../lib/pagefold` from there, as in
-/// a package.
+/// The end of a process, in words.
+pub fn end_in_words(status: WaitStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(0), _) => "it has ended by itself".into(),
+        (Some(code), _) => format!("it has ended with exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal} has ended it"),
+        (None, None) => "it has ended".into(),
+    }
+}
+
+/// The path of a helper that belongs to this program.
+///
+/// # Errors
+/// It is not there (`NotFound`), or belongs to another Pagefold.
+pub fn program(name: &str) -> io::Result<PathBuf> {
+    let path = find(name)?;
+    let told = version_of(&path)?;
+    let (told, own) = (cli::printable(told.trim()), cli::version());
+    if told == format!("{name} {own}") {
+        return Ok(path);
+    }
+    let path = path.display();
+    let why = format!(
+        "{path} says that it is {told:?}, and does not belong to this Pagefold, {own}: install both from one package"
+    );
+    Err(io::Error::other(why))
+}
+
+fn version_of(path: &Path) -> io::Result<String> {
+    let mut command = Command::new(path);
+    let output = command.arg("--version").env_clear().stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The path of a helper, or of a file of its kind. It lies beside this program, as where both were built, or in `../lib/pagefold`
+/// from there, as in a package.
 ///
 /// # Errors
 /// It is in neither place (`NotFound`), or the place of this program is not known.
-pub fn program(name: &str) -> io::Result<PathBuf> {
+pub fn find(name: &str) -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let beside = own.with_file_name(name);
     let in_library = own.parent().and_then(|dir| dir.parent()).map(|dir| dir.join("lib/pagefold").join(name));

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 /// Serves HTTP for a Pagefold service, which starts it
 #[derive(Parser)]
-#[command(version = cli::version(), after_help = exit::CODES)]
+#[command(name = "pagefold-web", version = cli::version(), after_help = exit::CODES)]
 struct Args {
     /// Become this user
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 mod fix;
 mod folding;
+mod parts;
 
 use crate::cmd::which::Which;
 use anyhow::Context;
@@ -48,6 +49,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         .filter(|c| c.id == "host:kvm")
         .for_each(|kvm| add_trial(kvm, trial.as_ref().and_then(Option::as_ref)));
     checks.push(folding::check_library());
+    checks.push(parts::check());
     let folding = folding::Folding::ask(&args.service.meant());
     checks.extend(folding.check_service());
     checks.extend(guests.iter().map(|guest| guest::check_mergeable(guest, has_ksm, folding.follows(guest))));

@@ -73,21 +73,25 @@ impl Advice {
     }
 }
 
-/// Possible actions, the largest yield first. Yields overlap: a page that is given back need not be folded. `fold_in` is
+/// Possible actions, the largest yield first. None yields more than the frames of its kind that the guest alone maps. Yields overlap: a page that is given back need not be folded. `fold_in` is
 /// the group that the guest is folded in, or could be.
 pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat, fold_in: &str) -> Vec<Advice> {
-    let mut list = vec![fold(found, fold_in), share_root(found), template(found), balloon(bloat)];
-    list.push(report_free_pages(bloat));
+    let mut list = vec![fold(guest, found, fold_in), share_root(found), template(found), balloon(bloat)];
+    list.push(report_free_pages(bloat, found));
     list.extend(drop_devices(guest, found));
     list.retain(|a| a.bytes > 0);
     list.sort_by_key(|a| std::cmp::Reverse(a.bytes));
     list
 }
 
-fn fold(found: &GuestFindings, group: &str) -> Advice {
-    let duplicates = found.kinds.iter().map(|k| k.duplicates.within + k.duplicates.group).sum();
-    let how = match found.folded_pages {
-        0 => format!("fold it: start it with 'pagefold run --group {group} -- ...', its command line behind the --"),
+fn fold(guest: &Guest, found: &GuestFindings, group: &str) -> Advice {
+    let duplicates =
+        found.kinds.iter().map(|k| (k.duplicates.within + k.duplicates.group).min(k.incremental_pages)).sum();
+    let how = match (found.folded_pages, guest.pids.first()) {
+        (0, Some(pid)) => format!(
+            "fold it: 'pagefold attach {pid} --group {group}' while it runs, or start it with 'pagefold run --group {group} -- ...', \
+             its command line behind the --"
+        ),
         _ => format!(
             "it is folded, and holds more that could be: 'pagefold group show {group}' has its state and limits"
         ),
@@ -99,12 +103,14 @@ fn share_root(found: &GuestFindings) -> Advice {
     let cached = found.kinds.iter().filter(|k| CostPart::of(k.kind) == CostPart::GuestPageCache);
     let how = "let guests map one root file system (virtiofs with DAX, or a shared \
         read-only pmem device) in place of caching a copy each";
-    advice("share_root", cached.map(|k| k.duplicates.group + k.duplicates.host.unwrap_or(0)).sum(), how.to_owned())
+    let pages = cached.map(|k| (k.duplicates.group + k.duplicates.host.unwrap_or(0)).min(k.incremental_pages));
+    advice("share_root", pages.sum(), how.to_owned())
 }
 
 fn template(found: &GuestFindings) -> Advice {
     let how = "start guests like it from one template: what they do not write stays one frame";
-    advice("template", found.kinds.iter().map(|k| k.duplicates.group).sum(), how.to_owned())
+    let pages = found.kinds.iter().map(|k| k.duplicates.group.min(k.incremental_pages));
+    advice("template", pages.sum(), how.to_owned())
 }
 
 fn balloon(bloat: &Bloat) -> Advice {
@@ -115,7 +121,9 @@ fn balloon(bloat: &Bloat) -> Advice {
     advice("balloon", bloat.inactive_unique_incremental_pages, how.to_owned())
 }
 
-fn report_free_pages(bloat: &Bloat) -> Advice {
+fn report_free_pages(bloat: &Bloat, found: &GuestFindings) -> Advice {
+    let free = found.kinds.iter().filter(|k| k.kind == GuestPageKind::Free);
+    let pages = free.map(|k| k.backed_pages.min(k.incremental_pages)).sum();
     let how = match bloat.free_page_reporting {
         Some(true) => {
             "free pages are reported already, in blocks of 2 MiB and more: what is left lies in smaller ones, \
@@ -123,7 +131,7 @@ fn report_free_pages(bloat: &Bloat) -> Advice {
         }
         _ => "have it report free pages: -device virtio-balloon-pci,free-page-reporting=on",
     };
-    advice("free_page_reporting", bloat.free_backed_pages, how.to_owned())
+    advice("free_page_reporting", pages, how.to_owned())
 }
 
 fn drop_devices(guest: &Guest, found: &GuestFindings) -> Option<Advice> {

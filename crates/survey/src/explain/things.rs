@@ -112,7 +112,7 @@ impl<'a> Things<'a> {
         let state = self.state.borrow();
         let holder = |(owner, (pages, files)): (&u16, &(u64, BTreeMap<String, u64>))| {
             let (guest, name) = match self.guests.get(usize::from(*owner)) {
-                Some(guest) => (guest.id.clone(), guest.name.clone()),
+                Some(guest) => (guest.id.clone(), guest.shown_name()),
                 None => (HOST.to_owned(), "the host".to_owned()),
             };
             let file = files.iter().max_by_key(|(_, pages)| **pages).map(|(file, _)| file.clone());
@@ -161,7 +161,9 @@ impl Things<'_> {
         }
         let is_file = entry.kind() != page::PageKind::Anon;
         let number = stretch.file.checked_sub(1).filter(|_| is_file);
-        (number.map(|n| state.names[n as usize].as_str()), None)
+        // A slot is of its group, whoever maps it. It bears no file's name.
+        let name = number.map(|n| state.names[n as usize].as_str()).filter(|name| guest::pool_name(name).is_none());
+        (name, None)
     }
 }
 

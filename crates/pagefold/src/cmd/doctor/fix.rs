@@ -10,9 +10,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Mappings of a process, as the file for `sysctl` sets them.
-const MAPPINGS: u64 = 1_048_576;
-
 /// Something that a host may lack.
 struct Remedy {
     /// Its use.
@@ -171,11 +168,22 @@ fn gid_of(root: &Path, group: &str) -> Option<u32> {
 
 fn has_mappings() -> bool {
     let mappings = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    mappings.and_then(|text| text.trim().parse::<u64>().ok()).is_some_and(|mappings| mappings >= MAPPINGS)
+    mappings.and_then(|text| text.trim().parse::<u64>().ok()).is_some_and(|mappings| mappings >= host::GOOD_MAP_COUNT)
 }
 
 /// Whether the group kvm may use the device, or there is none to be had.
 fn has_userfaultfd(root: &Path) -> bool {
     let Ok(device) = fs::metadata(root.join("dev/userfaultfd")) else { return true };
     device.mode() & 0o060 == 0o060 && gid_of(root, "kvm") == Some(device.gid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_recommends_what_its_file_sets() {
+        let file = REMEDIES.iter().find(|remedy| remedy.text.contains("vm.max_map_count")).expect("a file for sysctl");
+        assert!(file.text.contains(&format!("vm.max_map_count = {}\n", host::GOOD_MAP_COUNT)), "{}", file.text);
+    }
 }
