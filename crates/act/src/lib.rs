@@ -9,6 +9,7 @@ mod advice;
 mod apart;
 mod cgroup_home;
 mod confine;
+mod dumpable;
 #[cfg(target_env = "gnu")]
 mod exit_hold;
 mod file_store;
@@ -36,6 +37,7 @@ pub use confine::{
     give_up_rights, give_up_rights_but_looking, keep_files_from_children, let_own_user_look, parent,
     raise_open_files_limit, without_frame_numbers,
 };
+pub use dumpable::is_dumpable;
 #[cfg(target_env = "gnu")]
 pub use exit_hold::{Dying, ExitHold};
 pub use file_store::FileStore;

@@ -96,6 +96,7 @@ pub const CALLS: &[AgentCall] = &[
     call("poll", libc::SYS_poll),
     call("ppoll", libc::SYS_ppoll),
     call_with("prctl", libc::SYS_prctl, [Some(libc::PR_SET_NAME as u64), None, None]),
+    call_with("prctl", libc::SYS_prctl, [Some(libc::PR_GET_DUMPABLE as u64), None, None]),
     call("pread64", libc::SYS_pread64),
     call("prlimit64", libc::SYS_prlimit64),
     AgentCall { or_error: true, ..call("process_vm_readv", libc::SYS_process_vm_readv) },

@@ -98,6 +98,10 @@ impl fmt::Display for Rule {
     }
 }
 
+/// Reason for which a program of root's is left alone that the kernel calls not dumpable.
+pub const HIDES: &str = "it has asked the kernel to hide its memory, also from others of root's (prctl PR_SET_DUMPABLE), as ssh-agent does, \
+                         or has changed its rights: no page of it is shared";
+
 /// A process that a rule fits, or that a member has forked, and that is no member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -29,6 +29,7 @@ use crate::waited::Clocks;
 use act::seccomp;
 use act::{Registers, Tracee};
 use anyhow::{Context, bail};
+use api::enrol::HIDES;
 use host::{Pagemap, Seqpacket, Signals};
 use page::HostVirt;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -313,6 +314,16 @@ impl Thread<'_> {
         Ok(answer.cast_unsigned())
     }
 
+    /// Checks that a program of root's has not asked to be hidden. Those of others are hidden from their users then, which the service sees.
+    fn check_shown(&self) -> anyhow::Result<()> {
+        if host::effective_uid(self.pid)? != 0 {
+            return Ok(());
+        }
+        let is_shown = self.call(libc::SYS_prctl, [libc::PR_GET_DUMPABLE as u64, 0, 0, 0, 0, 0])? == 1;
+        anyhow::ensure!(is_shown, "{HIDES}");
+        Ok(())
+    }
+
     /// Gives the new thread all that it needs, by system calls of its own.
     fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(Seqpacket, Range<u64>)> {
         let until = Instant::now() + PATIENCE;
@@ -320,6 +331,7 @@ impl Thread<'_> {
             self.tracee.resume(act::Resume::Freely, 0)?;
         }
         self.tracee.block_signals(u64::MAX)?;
+        self.check_shown()?;
         // In a table of its own: the program's descriptors stay.
         self.call(libc::SYS_close_range, [0, u32::MAX.into(), libc::CLOSE_RANGE_UNSHARE.into(), 0, 0, 0])?;
         let bytes = object.bytes + STACK_BYTES;

@@ -14,9 +14,13 @@
 //! | its user is the one that made the connection | its end was not left behind by another program of that process |
 //! | it is hidden because it gave up root's rights ([`Visibility`]) | it is no privileged program, nor one that asks to be hidden |
 //!
+//! From root, the kernel hides nothing. A program of root's that has asked to be hidden is told by [`act::is_dumpable`]. Where that cannot tell,
+//! `pagefold-attach` asks in the process itself, before anything of it is changed.
+//!
 //! An open pagemap stays with the address space that it was opened on. It shows nothing of a program that is executed later.
 
 use super::state::State;
+use api::enrol::HIDES;
 use host::{Pagemap, PeerProcess, ProcessId, Seqpacket, Visibility};
 
 /// Checks whether a process may be attached by this user.
@@ -26,6 +30,9 @@ use host::{Pagemap, PeerProcess, ProcessId, Seqpacket, Visibility};
 pub fn check(process: ProcessId, asker: u32) -> Result<(), String> {
     let pid = process.pid;
     match Visibility::of(pid).map_err(|e| e.to_string())? {
+        Visibility::User if asker == 0 && act::is_dumpable(pid).is_ok_and(|shown| shown == Some(false)) => {
+            Err(HIDES.to_owned())
+        }
         Visibility::User => Ok(()),
         Visibility::RootSinceGivenUp if asker == 0 => Ok(()),
         Visibility::RootSinceGivenUp => Err(format!(
