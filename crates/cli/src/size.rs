@@ -58,6 +58,16 @@ pub fn count(n: u64) -> String {
     out
 }
 
+/// A number of things: `1 group`, `1,234 groups`, `2 classes`.
+pub fn plural(n: u64, what: &str) -> String {
+    let ending = match n {
+        1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {what}{ending}", count(n))
+}
+
 /// `part` of `whole` in percent: `0%`, `<1%`, `37%`, `>99%`; of nothing, `0%`.
 pub fn percent(part: u64, whole: u64) -> String {
     if part == 0 || whole == 0 {

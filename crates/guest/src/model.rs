@@ -75,6 +75,17 @@ pub struct Guest {
     pub facts: Facts,
 }
 
+impl Guest {
+    /// Its name for people: with its pid, where its id has that because another guest has the name.
+    pub fn shown_name(&self) -> String {
+        let by_pid = self.id.rsplit_once('@').and_then(|(_, pid)| pid.parse::<u32>().ok());
+        match by_pid.filter(|pid| self.pids.contains(pid)) {
+            Some(pid) => format!("{}@{pid}", self.name),
+            None => self.name.clone(),
+        }
+    }
+}
+
 /// Facts found together with a guest, used for grouping it and for telling its mappings apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {

@@ -87,6 +87,13 @@ impl Process {
         let name = exe.or_else(|| self.cmdline.first().map(|arg| arg.rsplit('/').next().unwrap_or(arg)));
         name.map_or("", |n| n.strip_suffix(" (deleted)").unwrap_or(n))
     }
+
+    /// The name by which its program was called. A program that is a link to another one has the link's, as the kernel cuts it off
+    /// (`comm`), and otherwise its file has it.
+    pub fn called(&self) -> &str {
+        let program = self.program();
+        if self.comm.is_empty() || program.starts_with(&self.comm) { program } else { &self.comm }
+    }
 }
 
 /// Right of others to write a file.

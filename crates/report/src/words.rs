@@ -95,15 +95,7 @@ pub const fn region(region: Region) -> &'static str {
     }
 }
 
-/// `1 guest`, `2 guests`, `1,234 passes`.
-pub fn plural(n: u64, what: &str) -> String {
-    let ending = match n {
-        1 => "",
-        _ if what.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{} {what}{ending}", count(n))
-}
+pub use cli::size::plural;
 
 /// The name of a kind of guest memory.
 pub const fn guest_kind(kind: GuestPageKind) -> &'static str {

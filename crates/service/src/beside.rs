@@ -11,6 +11,7 @@
 //! so.
 
 use super::backoff::Backoff;
+use super::helper;
 use anyhow::Context;
 use api::place::Place;
 use cli::note;
@@ -86,7 +87,7 @@ impl Beside {
     pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
         let is_it = |(p, _): &mut (ProcessId, ChildStdin)| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
         if let Some((process, _)) = self.process.take_if(is_it) {
-            note!("{}: process {} has ended: {status:?}", self.work, process.pid);
+            note!("{}: process {}: {}", self.work, process.pid, helper::end_in_words(status));
             self.backoff.failed(self.since.elapsed(), Instant::now());
         }
     }

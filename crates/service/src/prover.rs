@@ -187,7 +187,7 @@ impl Prover {
             self.give_up();
             return;
         }
-        note!("the prover, process {}, has ended: {status:?}", process.pid);
+        note!("the prover, process {}: {}", process.pid, helper::end_in_words(status));
         self.backoff.failed(self.since.elapsed(), Instant::now());
     }
 

@@ -150,7 +150,7 @@ impl Web {
         let is_it = |p: &mut ProcessId| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
         let Some(process) = self.process.take_if(is_it) else { return };
         self.word = None;
-        note!("the web side, process {}, has ended: {status:?}", process.pid);
+        note!("the web side, process {}: {}", process.pid, helper::end_in_words(status));
         self.backoff.failed(self.since.elapsed(), Instant::now());
     }
 

@@ -194,7 +194,7 @@ fn pass(
 fn label(guest: &Guest) -> GuestFindings {
     GuestFindings {
         id: guest.id.clone(),
-        name: guest.name.clone(),
+        name: guest.shown_name(),
         group: guest.group.clone(),
         kind: guest.kind.name().to_owned(),
         ..GuestFindings::default()

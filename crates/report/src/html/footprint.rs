@@ -35,7 +35,10 @@ pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     let row = |f: &Footprint| {
         let whole = [f.rss_bytes, f.pss_bytes, f.uss_bytes, f.swap_bytes];
         let regions = present.iter().map(|r| pss_of(f, *r));
-        [shorten(&f.guest.name, NAME_CHARS)].into_iter().chain(whole.into_iter().chain(regions).map(mib)).collect()
+        [shorten(&f.guest.shown_name(), NAME_CHARS)]
+            .into_iter()
+            .chain(whole.into_iter().chain(regions).map(mib))
+            .collect()
     };
     table(out, "Footprints in MiB", &columns, footprints.iter().map(row))?;
     writeln!(out, "<p class=\"quiet\">{}</p></details></section>", Text("Regions are proportional sets."))
@@ -47,7 +50,7 @@ fn bar(f: &Footprint) -> Bar {
         Part { class: class(region), amount, title: format!("{} {}", words::region(region), bytes(amount)) }
     });
     Bar {
-        name: f.guest.name.clone(),
+        name: f.guest.shown_name(),
         note: f.guest.group.clone(),
         parts: parts.collect(),
         mark: Some((f.rss_bytes, format!("resident set {}", bytes(f.rss_bytes)))),
