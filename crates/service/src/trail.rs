@@ -8,7 +8,7 @@
 //!
 //! No line is left out, and none is merged with another. Nobody fills the journal until lines of others go: a user has
 //! [`MOST_AN_HOUR`] lines an hour, and so has the bearer of a token. Root and the service's own user have no bound. While lines wait
-//! that cannot be written, nobody changes anything.
+//! that cannot be written, others change nothing; these two do, until [`MOST_WAITING`] wait: a full disk must not keep folding on.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -28,6 +28,8 @@ const MOST_AN_HOUR: u32 = 600;
 const HOUR: Duration = Duration::from_secs(3600);
 /// Most users and tokens whose lines are counted.
 const MOST_COUNTED: usize = 1024;
+/// Most lines that wait until nobody changes anything.
+const MOST_WAITING: usize = 4096;
 /// Most bytes of lines that are read at once: 32 KiB. An answer has room for them.
 const MOST_READ: usize = 32 << 10;
 
@@ -95,10 +97,13 @@ impl Trail {
     /// There is none. The text says why.
     pub fn place(&mut self, by: &By, now: Instant) -> Result<(), String> {
         self.flush();
-        if let Some(problem) = &self.problem {
+        let key = counted_as(by);
+        if let Some(problem) = &self.problem
+            && (key.is_some() || self.waiting.len() >= MOST_WAITING)
+        {
             return Err(format!("the journal cannot be written, and nothing is changed without: {problem}"));
         }
-        let Some(key) = counted_as(by) else { return Ok(()) };
+        let Some(key) = key else { return Ok(()) };
         self.counted.retain(|_, (since, _)| now.saturating_duration_since(*since) < HOUR);
         if self.counted.len() >= MOST_COUNTED && !self.counted.contains_key(&key) {
             return Err("too many users have changed something within the hour: try again later".into());
@@ -145,7 +150,7 @@ impl Trail {
     /// Why lines wait, if they do.
     pub fn problem(&self) -> Option<String> {
         let waiting = self.waiting.len();
-        let lost = || format!("{waiting} lines wait, and nothing is changed");
+        let lost = || format!("{waiting} lines wait, and nobody but root changes anything");
         self.problem.as_ref().map(|problem| format!("the journal cannot be written: {problem}; {}", lost()))
     }
 
@@ -187,17 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn line_that_cannot_be_written_waits_and_nothing_is_changed_meanwhile() {
+    fn line_that_cannot_be_written_waits_and_others_than_root_change_nothing_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
         let mut trail = Trail::new(dir.path());
         // In place of the journal's directory, there is a file.
         fs::write(dir.path().join("journal"), "").unwrap();
         trail.write(user(0), "settings_changed", json!({ "group": "acme" }));
         assert!(trail.problem().unwrap().contains("1 lines wait"));
+        assert!(trail.place(&user(4242), Instant::now()).unwrap_err().contains("cannot be written"));
+        // A full disk must not keep folding on.
+        assert!(trail.place(&user(0), Instant::now()).is_ok());
+        (1..MOST_WAITING).for_each(|_| trail.write(user(0), "settings_changed", json!({ "group": "beta" })));
         assert!(trail.place(&user(0), Instant::now()).unwrap_err().contains("cannot be written"));
         fs::remove_file(dir.path().join("journal")).unwrap();
         assert!(trail.place(&user(0), Instant::now()).is_ok() && trail.problem().is_none());
         let lines = trail.read(0).unwrap().lines;
-        assert!(lines.len() == 1 && lines[0].1.contains("\"group\":\"acme\""), "{lines:?}");
+        assert!(lines[0].1.contains("\"group\":\"acme\"") && lines.len() > 1, "{lines:?}");
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `state_not_written` | the state file cannot be written, on a full disk say; folding goes on |
 //! | `no_prover` | a prover is wanted, and does not run |
-//! | `journal_not_written` | the journal cannot be written; nothing is changed meanwhile |
+//! | `journal_not_written` | the journal cannot be written; nobody but root changes anything meanwhile |
 //! | `rules_not_carried_out` | there are rules, and nobody asks for them |
 //!
 //! A clock that is set back is no trouble: nothing here asks for the time of day.
