@@ -8,7 +8,7 @@ mod pages;
 mod unfolding;
 mod withdrawing;
 
-pub use pages::{donate, find_broken, reclaim};
+pub use pages::{donate, find_broken, orphaned_pages, reclaim};
 
 use crate::collapse::Collapse;
 use crate::cpu_time::cpu_time;

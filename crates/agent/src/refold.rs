@@ -18,6 +18,9 @@
 //!      \--> Folded. Wake who slept: they find the slot, and break it
 //! ```
 //!
+//! A page of a pool that nobody serves any more takes the same way. It shows a file that nobody can write, so it needs no witness
+//! ([`crate::witness`]).
+//!
 //! A thread that only reads the page meanwhile reads the same bytes before and after. A page that is discarded
 //! meanwhile reads as zeros afterwards: the kernel tells the follower of it (`follow`).
 //!
@@ -70,7 +73,7 @@ pub fn fold_group(
 ) -> (usize, Duration) {
     let group = first_group(parts);
     prepare(group, outcomes);
-    if !witness.is_at_hand() {
+    if !witness.is_at_hand() && !group.iter().any(|part| shows_file(pagemap, part.range)) {
         return (group.len(), Duration::ZERO);
     }
     // Mapping would wait for this lock: wait while nobody is kept out.
@@ -92,6 +95,11 @@ pub fn fold_group(
     let_writers_in(table, following, &kept_out);
     at_home.into_iter().for_each(|range| home::leave(table, following, range));
     (group.len(), began.elapsed())
+}
+
+/// Whether no page of a range is the member's own: it maps a pool that nobody serves any more.
+pub fn shows_file(pagemap: &Pagemap, range: PageRange) -> bool {
+    pagemap.private_ranges(range.start, range.end()).is_ok_and(|own| own.is_empty())
 }
 
 /// Whether a part lies in a mapping of the program's own: its pages have homes, and no slots were placed over them.

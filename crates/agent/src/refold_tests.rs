@@ -42,6 +42,36 @@ fn fold_again_by(
     outcomes
 }
 
+/// Others hold such a page, too, so it was never folded again. It shows a file that nobody can write, and takes no witness.
+#[test]
+fn pages_of_pool_that_nobody_serves_are_folded_without_witness() {
+    let Some(mut section) = section() else { return };
+    let following = Arc::clone(section.following());
+    let (lost, pool, member) = (pool(), pool(), Member::new(8));
+    let run = member.run(0, 8);
+    assert_eq!(fold(&mut section, run, Some((&lost, 0))), [Outcome::Folded; 8]);
+    table::lock().set_orphaned(run);
+    let counts = table::lock().counts();
+    assert!(counts.folded == 0 && counts.broken >= 8 && table::lock().released().is_empty(), "{counts:?}");
+    // That one has become the member's own.
+    member.word(3, 3).store(0, Ordering::Relaxed);
+    let (mut witness, mut reader) = (Witness::new("/nonexistent".into()), SoftReader::new(GROUP_PAGES).unwrap());
+    let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
+    let parts: Vec<Part<'_>> = (0..8)
+        .map(|n| {
+            let source = Some(Source { pool: &pool, first: PoolSlot::new(0, n as u32).unwrap() });
+            Part { range: member.run(n, 1), source, at: n as usize }
+        })
+        .collect();
+    let mut outcomes = [Outcome::Gone; 8];
+    let with = (&pagemap, &*following, &mut reader, &mut witness);
+    fold_group(&mut table, with, &parts, references::generation(), &mut outcomes);
+    let expected: Vec<_> = (0..8).map(|n| if n == 3 { Outcome::Busy } else { Outcome::Folded }).collect();
+    assert_eq!(outcomes.to_vec(), expected);
+    drop(table);
+    (0..8).for_each(|n| assert_eq!(member.word(n, 0).load(Ordering::Relaxed), n + 1));
+}
+
 /// Writes each page, as its owner, without changing it, and has it known as broken.
 fn break_all(member: &Member, pages: u64) {
     (0..pages).for_each(|n| member.word(n, 3).store(0, Ordering::Relaxed));

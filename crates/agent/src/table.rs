@@ -435,6 +435,14 @@ impl Table {
         self.broken += range.pages;
     }
 
+    /// Notes that these pages map slots of a pool that nobody serves any more. They count as broken, though nobody wrote them.
+    pub fn set_orphaned(&mut self, range: PageRange) {
+        let (first, end) = span(range);
+        self.drop_slots(first, end);
+        self.each_known(first, end, |key, chunk| chunk.broken = chunk.broken.or(of_chunk(key, first, end)));
+        self.broken += range.pages;
+    }
+
     /// Notes that these pages are private anonymous memory again, with their contents. Their slots are released.
     pub fn set_private(&mut self, range: PageRange) {
         let (first, end) = span(range);

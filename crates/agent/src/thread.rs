@@ -126,6 +126,8 @@ struct Agent {
     /// The keeper's.
     silence: Silence,
     forks: Forks,
+    /// Whether there may be pages that map a pool which nobody serves any more.
+    has_orphans: bool,
     /// Births that were taken in.
     births: u64,
     /// Numbers of mappings of files and of offered segments when born memory was last looked for.
@@ -322,6 +324,7 @@ impl Agent {
             former_leases: Vec::new(),
             silence: Silence::default(),
             forks: Forks::new(now),
+            has_orphans: false,
             births: 0,
             tried: (0, 0),
             withdrawing: None,
@@ -422,7 +425,7 @@ impl Agent {
             }
             (ToAgent::Segment(number, slots), Some(file)) => {
                 if self.pool.offer(number, slots, file)? {
-                    orphan(|slot_segment| slot_segment == number);
+                    self.has_orphans |= orphan(|slot_segment| slot_segment == number);
                 }
             }
             (ToAgent::Lease(epoch), Some(file)) => {
@@ -460,7 +463,7 @@ impl Agent {
         }
         if first {
             self.pool.forget_withdrawn();
-            orphan_unknown(&self.pool);
+            self.has_orphans |= orphan_unknown(&self.pool);
             let lost_track = self.lost_track().is_some();
             let (held, homes) = {
                 let mut table = table::lock();
@@ -710,16 +713,19 @@ fn release(link: &mut Link) -> io::Result<()> {
 }
 
 /// Counts pages as broken that map a segment which is no longer the worker's. Nobody has to be told when they are
-/// written, and their slots cannot be folded to.
-fn orphan(of_segment: impl Fn(u8) -> bool) {
+/// written, and their slots cannot be folded to. They are folded again where they are ([`crate::refold`]). Says whether there
+/// are some.
+fn orphan(of_segment: impl Fn(u8) -> bool) -> bool {
     let mut table = table::lock();
-    for run in table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())) {
-        table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
+    let orphans: Vec<_> = table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())).collect();
+    for run in &orphans {
+        table.set_orphaned(PageRange { start: run.start, pages: run.pages.into() });
     }
     table.lose_homes(&of_segment);
     table.drop_released(|slot| of_segment(slot.segment()));
+    !orphans.is_empty()
 }
 
-fn orphan_unknown(pool: &Pool) {
-    orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()));
+fn orphan_unknown(pool: &Pool) -> bool {
+    orphan(|segment| page::PoolSlot::new(segment, 0).is_none_or(|slot| pool.of(slot).is_none()))
 }

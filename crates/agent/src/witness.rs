@@ -1,6 +1,7 @@
 //! Whether anybody else may write a page that writers are kept out of.
 //!
-//! There are two witnesses.
+//! A page that shows a file needs no witness: it is read-only, and nobody can hold it for writing. For others there are two
+//! witnesses.
 //!
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
@@ -225,7 +226,7 @@ impl Witness {
             }
             Some(AtHand::ForkProbe { .. }) => {
                 let mut proofs = &mut self.proofs[..];
-                for range in ranges {
+                for range in &ranges {
                     let looked = pagemap.read(range.start, range.pages, &mut self.entries);
                     let (of_range, others) = proofs.split_at_mut(range.pages as usize);
                     proofs = others;
@@ -237,7 +238,25 @@ impl Witness {
             }
             _ => {}
         }
+        if !self.is_late {
+            self.prove_files(pagemap, &ranges);
+        }
         &self.proofs
+    }
+
+    /// Proves pages that show a file, as those of a pool do that nobody serves any more. That takes no witness: whoever writes one
+    /// has to break it first, and writers are kept from that.
+    fn prove_files(&mut self, pagemap: &Pagemap, ranges: &[PageRange]) {
+        let mut proofs = &mut self.proofs[..];
+        for range in ranges {
+            let looked = pagemap.read(range.start, range.pages, &mut self.entries);
+            let (of_range, others) = proofs.split_at_mut(range.pages as usize);
+            proofs = others;
+            let entries = of_range.iter_mut().zip(&self.entries).filter(|_| looked.is_ok());
+            entries
+                .filter(|(_, entry)| entry.present() && entry.file_or_shared())
+                .for_each(|(proof, _)| *proof = Proof::Free);
+        }
     }
 }
 

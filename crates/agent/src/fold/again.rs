@@ -26,6 +26,9 @@ impl Folder {
 
     /// Says whether a witness is at hand.
     fn call_witness(&mut self, table: &table::Guard, broken: &[PageRange], pagemap: &Pagemap) -> bool {
+        if broken.iter().all(|range| refold::shows_file(pagemap, *range)) {
+            return self.witness.is_at_hand();
+        }
         let called = self.witness.call(table, pagemap, broken);
         self.no_refold_until = called.err().map(|_| Instant::now() + NO_PROBE_TIME);
         self.witness.is_at_hand()
@@ -72,15 +75,14 @@ impl Folder {
             let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
             if self.witness.is_late() || !self.witness.is_at_hand() {
-                // Nothing of the group was folded. The worker would ask for it again only after a long time.
+                // Nothing of the group was folded that needs a witness. The worker would ask for it again only after a long time.
                 drop(table);
                 self.turns.rest();
                 if tries > 0 && self.may_ask_again(&parts[at..], pagemap) {
                     tries -= 1;
-                } else {
-                    (at, tries) = (at + done, 0);
+                    continue;
                 }
-                continue;
+                tries = 0;
             }
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];

@@ -41,7 +41,20 @@ pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
     find_away(pagemap)
 }
 
-/// The same for pages that were born folded.
+/// Number of pages that count as broken and are not the member's own: they map a pool that nobody serves any more.
+///
+/// # Errors
+/// The kernel refused to look.
+pub fn orphaned_pages(pagemap: &Pagemap) -> host::Result<u64> {
+    let broken = table::lock().broken_pages(table::everything());
+    let mut pages: u64 = broken.iter().map(|range| range.pages).sum();
+    for own in scan(pagemap, &broken, Pagemap::private_ranges)? {
+        pages = pages.saturating_sub(own.pages);
+    }
+    Ok(pages)
+}
+
+/// As [`find_broken`], for pages that were born folded.
 fn find_away(pagemap: &Pagemap) -> host::Result<()> {
     let homes: Vec<PageRange> = {
         let known = table::lock().known(table::everything());

@@ -2,7 +2,7 @@
 
 use super::{Agent, STATS_SOON, Session, follow_forks};
 use crate::cpu_time::cpu_time;
-use crate::fold::Folder;
+use crate::fold::{Folder, orphaned_pages};
 use crate::{arena, give_way, hooks, table};
 use host::Pagemap;
 use page::PageRange;
@@ -46,6 +46,19 @@ impl Agent {
         session.tell(stats)
     }
 
+    /// A message for people: how much maps a pool that nobody serves any more, and what its folding waits for.
+    fn orphans(&mut self) -> Option<String> {
+        let pages = if self.has_orphans { orphaned_pages(&self.pagemap).ok()? } else { 0 };
+        self.has_orphans = pages > 0;
+        self.has_orphans.then(|| {
+            format!(
+                "{:.1} MiB still map a pool whose service and worker ended, and count as not folded: each page is folded again once it \
+                 rests and another page of the group holds the same",
+                page::pages_to_bytes(pages) as f64 / f64::from(1 << 20)
+            )
+        })
+    }
+
     pub(super) fn say_how_it_goes(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let (counts, folds, (yielded, shut), (open, unfollowed)) = {
             let table = table::lock();
@@ -56,7 +69,7 @@ impl Agent {
             let shut = locked.or_else(|| asked().any(|traits| traits.has_policy()).then_some(BOUND));
             (table.counts(), table.folds(), (yielded, shut), table.open_and_unfollowed())
         };
-        let stats = &mut self.stats;
+        let (orphans, stats) = (self.orphans(), &mut self.stats);
         stats.enrolled_pages = counts.enrolled;
         stats.folded_pages = counts.folded + counts.at_home;
         stats.zero_pages = counts.zeroed;
@@ -81,7 +94,8 @@ impl Agent {
                     true => many_children(left),
                     false => often_forks(left),
                 });
-                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { forks.as_deref().or(shut) };
+                let others = forks.as_deref().or(shut).or(orphans.as_deref());
+                let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { others };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
                     let enrolled = (counts.enrolled, self.asked.all_anonymous);
