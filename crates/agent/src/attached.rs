@@ -95,7 +95,7 @@ fn asked() -> Option<(Asked, PageRange)> {
     let asked = Asked {
         socket: PathBuf::from(env::var_os(SOCKET)?),
         all_anonymous: env::var_os(ALL).is_some(),
-        most_vmas: env::var(VMA_BUDGET).ok()?.parse().ok()?,
+        most_vmas: env::var(VMA_BUDGET).ok().and_then(|most| most.parse().ok()),
         compare_fingerprints: false,
         children_after: None,
         eager: env::var_os(EAGER).is_some(),

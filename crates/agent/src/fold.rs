@@ -61,18 +61,19 @@ pub struct Folder {
     turn_began: Duration,
     asked_turns: u32,
     surveyed: Result<u64, references::Reason>,
-    most_vmas: u64,
+    /// The most mappings that the whole process may have, and whether that follows the kernel's limit.
+    most_vmas: (u64, bool),
     vmas: u64,
     runs_since_count: u64,
     count_due: Instant,
 }
 
 impl Folder {
-    /// `most_vmas`: the most mappings that the whole process may have.
+    /// `most_vmas`: the most mappings that the whole process may have, if that is not to follow the kernel's limit.
     ///
     /// # Errors
     /// Memory or descriptors are short.
-    pub fn new(section: Section, most_vmas: u64, prover: PathBuf) -> io::Result<Self> {
+    pub fn new(section: Section, most_vmas: Option<u64>, prover: PathBuf) -> io::Result<Self> {
         let (patience, surveyed) = (Patience::default(), Ok(0));
         let unfold = Unfold::new(Arc::clone(section.following()));
         Ok(Self {
@@ -88,7 +89,7 @@ impl Folder {
             turn_began: Duration::ZERO,
             asked_turns: 0,
             surveyed,
-            most_vmas,
+            most_vmas: (most_vmas.unwrap_or_else(half_of_all_vmas), most_vmas.is_none()),
             vmas: count_vmas(),
             runs_since_count: 0,
             count_due: Instant::now(),
@@ -120,12 +121,12 @@ impl Folder {
 
     /// Number of mappings from which on folding adds no more.
     pub const fn most_vmas(&self) -> u64 {
-        self.most_vmas
+        self.most_vmas.0
     }
 
     /// Whether no more mappings may be spent, by the most careful account since the last count.
     pub const fn is_out_of_vmas(&self) -> bool {
-        self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas
+        self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas.0
     }
 
     /// Pages of the range that are left alone because folding them failed (`patience`).
@@ -140,13 +141,18 @@ impl Folder {
         self.surveyed = references::survey().map(|()| generation);
     }
 
-    /// Counts mappings anew, and forgets pages that failed long ago.
+    /// Counts mappings anew, reads the kernel's limit again, and forgets pages that failed long ago. The careful account alone
+    /// never says that no mappings are left.
     pub fn tidy(&mut self) {
         let now = Instant::now();
-        if now >= self.count_due {
+        if now >= self.count_due || self.runs_since_count > 0 && self.is_out_of_vmas() {
+            let before = cpu_time(ClockId::ThreadCPUTime);
             (self.vmas, self.runs_since_count) = (count_vmas(), 0);
+            if self.most_vmas.1 {
+                self.most_vmas.0 = half_of_all_vmas();
+            }
             let (pause, share) = COUNT_EVERY;
-            self.count_due = now + pause.max(now.elapsed() * share);
+            self.count_due = now + pause.max((cpu_time(ClockId::ThreadCPUTime) - before) * share);
             self.patience.forget_old(now);
         }
     }
@@ -281,8 +287,7 @@ impl Folder {
             }
         }
         all.extend_from_slice(outcomes);
-        if source.is_some() && self.is_out_of_vmas() && self.runs_since_count > self.most_vmas / 16 {
-            self.count_due = Instant::now();
+        if source.is_some() && self.is_out_of_vmas() && self.runs_since_count > self.most_vmas.0 / 16 {
             self.tidy();
         }
     }
@@ -374,6 +379,12 @@ fn split(huge: HostVirt) -> Duration {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Half of the mappings that the kernel allows: the other half stays the program's own.
+fn half_of_all_vmas() -> u64 {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
 }
 
 /// Counts this process's mappings.

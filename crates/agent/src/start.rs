@@ -69,7 +69,7 @@ fn asked() -> Option<Asked> {
     let socket = std::env::var_os(SOCKET)?;
     let process = std::env::var(PROCESS).ok()?;
     let all_anonymous = std::env::var_os(ALL).is_some();
-    let most_vmas = std::env::var(VMA_BUDGET).ok().and_then(|n| n.parse().ok()).unwrap_or_else(half_of_all_vmas);
+    let most_vmas = std::env::var(VMA_BUDGET).ok().and_then(|n| n.parse().ok());
     let compare_fingerprints = std::env::var_os(COMPARE).is_some();
     let eager = std::env::var_os(EAGER).is_some();
     let kernel = std::env::var(KERNEL).unwrap_or_else(|_| host::Kernel::this().release);
@@ -134,12 +134,6 @@ fn libraries(preload: &OsStr) -> impl Iterator<Item = &[u8]> {
 
 fn is_ours(name: &[u8]) -> bool {
     name.ends_with(LIBRARY.as_bytes())
-}
-
-/// Half of the mappings that the kernel allows: the other half stays the program's own.
-fn half_of_all_vmas() -> u64 {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
 }
 
 fn start() {

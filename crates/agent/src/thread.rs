@@ -83,8 +83,8 @@ pub struct Asked {
     pub socket: PathBuf,
     /// Whether all private anonymous memory is asked in.
     pub all_anonymous: bool,
-    /// The most mappings that the process may have before no more are spent on folding.
-    pub most_vmas: u64,
+    /// The most mappings that the process may have before no more are spent on folding; `None`: half of the kernel's limit.
+    pub most_vmas: Option<u64>,
     /// Whether to do without the kernel's notes of writes, to try how kernels without them fare.
     pub compare_fingerprints: bool,
     /// Whether to fold resting pages without asking whether the folds will last.

@@ -40,15 +40,15 @@ pub fn meaning(state: &str) -> &'static str {
     STATES.iter().find(|s| s.0 == state).map_or("a state that this version does not know", |s| s.1)
 }
 
-/// The remedy for a member's state; `None` for a member that folds, or that ksmd merges.
-pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) -> Option<String> {
+/// The remedy for a member's state; `None` for a member that folds, or that ksmd merges. `slots` of the pool are in use.
+pub fn remedy(state: &str, group: &str, settings: &Settings, (limit, slots): (&PoolLimit, u64)) -> Option<String> {
     Some(match state {
         "folding" | "ksm" => return None,
         "no_agent" => START_ITSELF.into(),
         "no_room" if limit.by == PoolLimitBy::MembersMemory => {
             "raise the memory limits of its members' control groups: the pool may have half of their sum".into()
         }
-        "no_room" => more_room(group, settings),
+        "no_room" => more_room(group, u64::from(settings.pool_slots).max(slots)),
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
                                pagefold run --all-anonymous"
             .into(),
@@ -65,7 +65,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, limit: &PoolLimit) 
             "start it again without what is named, or leave this guest as it is: folding could lose what is written there".into()
         }
         "yielded" => "wait for its migration or snapshot to end".into(),
-        "no_vma" => "sysctl vm.max_map_count=1048576, and start it again: an agent reads the limit at its start".into(),
+        "no_vma" => "sysctl vm.max_map_count=1048576, and wait: agents read the limit again every 10 s or so".into(),
         "lost_track" => {
             "leave it as it is: what is folded stays so and is right; or start it again without --all-anonymous".into()
         }
@@ -88,9 +88,9 @@ pub fn failure(why: &str) -> &'static str {
     }
 }
 
-/// The command that doubles a group's pool.
-fn more_room(group: &str, settings: &Settings) -> String {
-    let twice = pages_to_bytes(u64::from(settings.pool_slots) * 2);
+/// The command that doubles a group's pool: what it may hold, or what it holds, if that is more because the setting was lowered.
+fn more_room(group: &str, slots: u64) -> String {
+    let twice = pages_to_bytes(slots.saturating_mul(2));
     let size = match twice {
         n if n.is_multiple_of(1 << 30) => format!("{}G", n >> 30),
         n if n.is_multiple_of(1 << 20) => format!("{}M", n >> 20),
@@ -118,18 +118,19 @@ mod tests {
         for (state, _) in STATES {
             let limit = PoolLimit::of(&settings, None);
             assert_eq!(
-                remedy(state, "acme", &settings, &limit).is_none(),
+                remedy(state, "acme", &settings, (&limit, 0)).is_none(),
                 ["folding", "ksm"].contains(&state),
                 "{state}"
             );
         }
         let fix = |settings: &Settings, members| {
-            remedy("no_room", "acme", settings, &PoolLimit::of(settings, members)).unwrap()
+            remedy("no_room", "acme", settings, (&PoolLimit::of(settings, members), 5)).unwrap()
         };
         let words = fix(&settings, None);
         assert_eq!(words, "pagefold group set acme --pool 16M");
         let settings = Settings { pool_slots: 3, ..settings };
-        assert!(fix(&settings, None).contains("--pool 24K"));
+        // More are in use than may be, since the setting was lowered.
+        assert!(fix(&settings, None).contains("--pool 40K"));
         assert!(fix(&settings, Some(4096)).contains("raise the memory limits"));
     }
 }

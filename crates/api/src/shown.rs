@@ -156,11 +156,11 @@ pub fn complete(state: &mut GroupState, members: &[MemberLine], look: impl Fn(u3
     let of_group = members.iter().filter(|member| member.group == state.name);
     add_absent(&mut state.report, of_group.clone(), look);
     name_families(&mut state.report.members, of_group);
-    let savings = state.report.savings;
+    let (savings, limit) = (state.report.savings, (&state.pool_limit, state.report.slots));
     for member in &mut state.report.members {
         member.saved_bytes = savings.of_member(member.folded_pages, member.zero_pages, member.vmas);
         if !member.state.is_empty() && member.fix.is_none() {
-            member.fix = member_words::remedy(&member.state, &state.name, &state.settings, &state.pool_limit);
+            member.fix = member_words::remedy(&member.state, &state.name, &state.settings, limit);
         }
     }
 }

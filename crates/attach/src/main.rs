@@ -310,11 +310,7 @@ fn note_stops(path: &Path, first: Duration, others: &[Duration]) -> anyhow::Resu
 fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
     let socket = std::path::absolute(place.agent_socket())?;
     let socket = socket.to_str().context("the directory of the service is not text")?;
-    let most_vmas = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
-    let mut all = vec![
-        format!("PAGEFOLD_SOCKET={socket}"),
-        format!("PAGEFOLD_VMA_BUDGET={}", most_vmas.unwrap_or(65530_u64) / 2),
-    ];
+    let mut all = vec![format!("PAGEFOLD_SOCKET={socket}")];
     all.extend(args.all_anonymous.then(|| "PAGEFOLD_ALL=1".to_owned()));
     all.extend(gate::inherited(args.pid).map(|gate| format!("PAGEFOLD_GATE={:x}", gate.0)));
     all.extend(std::env::var_os("PAGEFOLD_EAGER").map(|_| "PAGEFOLD_EAGER=1".to_owned()));

@@ -42,7 +42,7 @@ pub fn text(
     };
     if !shown.is_empty() {
         text += &format!("\nMembers (pages in MiB, time out of reach in us)\n{}", members(&shown));
-        text += &states(name, (settings, limit), &report.members);
+        text += &states(name, (settings, (limit, report.slots)), &report.members);
     }
     text
 }
@@ -169,7 +169,7 @@ fn members(members: &[MemberReport]) -> Table {
 }
 
 /// Explanations and remedies of the states that occur, and the details of members.
-fn states(group: &str, (settings, limit): (&Settings, &PoolLimit), members: &[MemberReport]) -> String {
+fn states(group: &str, (settings, limit): (&Settings, (&PoolLimit, u64)), members: &[MemberReport]) -> String {
     let mut text = String::new();
     for (state, meaning) in STATES {
         if members.iter().any(|m| state_of(m) == state) {

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod again;
 mod by_itself;
 mod covered;
 mod without_agent;

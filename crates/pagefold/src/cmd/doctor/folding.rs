@@ -132,7 +132,7 @@ impl Folding {
         let state = found.state.as_str();
         let folded = cli::bytes(pages_to_bytes(found.folded_pages.saturating_add(found.zero_pages)));
         let enrolled = cli::bytes(pages_to_bytes(found.enrolled_pages));
-        let remedy = member_words::remedy(state, group, settings, limit);
+        let remedy = member_words::remedy(state, group, settings, (limit, report.slots));
         let meaning = member_words::meaning(state);
         match (state, remedy) {
             (_, None) => check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}")),
