@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   stop the program's threads (`world`)
-//!   make every page of a piece the program's own, as a write does; keep writers out
-//!      |  ask a witness: does anybody else hold a page, and could write it?  --> yes: later
+//!   make every page of some pieces the program's own, as a write does; keep writers out
+//!      |  ask a witness: does anybody else hold a page, and could write it?  --> yes: that piece later
 //!      v no
-//!   copy the pages; map fresh memory over the piece, in which nobody finds a page (they sleep); move the copies there
+//!   piece by piece: copy the pages; map fresh memory over the piece, in which nobody finds a page (they sleep); move the copies there
 //!      v
 //!   wake who slept; let the threads go on
 //! ```
@@ -26,10 +26,14 @@ use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::prove::Proof;
+use wire::prove::{PROVE_PAGES, PROVE_RANGES, Proof};
 
 /// Most pages of a piece.
 const PIECE_PAGES: u64 = HUGE_PAGES / 8;
+/// Most pieces of a group, and pages of theirs: the witness is asked once for each group, and answers when it gets a processor.
+const GROUP: (usize, u64) = (PROVE_RANGES, PROVE_PAGES as u64);
+/// Time for the witness's answer: 50 ms. Nobody but the program's threads waits for it, and they are stopped in any case.
+const ANSWER_TIME: Duration = Duration::from_millis(50);
 /// Pause before pieces are tried again that could not be made private: 20 ms.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -77,7 +81,7 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
                 if !folder.hold() {
                     break;
                 }
-                if restore_piece(folder, pagemap, *piece, Side::None) == Restored::Yes {
+                if restore_group(folder, pagemap, &[*piece], Side::None) == [Restored::Yes] {
                     done += 1;
                     break;
                 }
@@ -100,17 +104,34 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
 fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> (bool, bool) {
     let (mut is_any_late, mut is_held) = (false, true);
     for side in [Side::Before, Side::Behind] {
-        pieces.retain(|(piece, mapping)| {
+        let mut left = Vec::new();
+        let mut rest = pieces.as_slice();
+        while !rest.is_empty() {
+            let (group, others) = rest.split_at(first_group(rest));
+            rest = others;
             // Those behind one that was not tried could be taken for ones without neighbours.
             is_held &= folder.hold();
             let restored =
-                if is_held { restore_piece(folder, pagemap, (*piece, mapping), side) } else { Restored::Later };
-            is_any_late |= restored == Restored::Later;
-            restored != Restored::Yes
-        });
-        pieces.reverse();
+                if is_held { restore_group(folder, pagemap, group, side) } else { vec![Restored::Later; group.len()] };
+            is_any_late |= restored.contains(&Restored::Later);
+            left.extend(
+                group.iter().zip(restored).filter(|(_, restored)| *restored != Restored::Yes).map(|(piece, _)| *piece),
+            );
+        }
+        left.reverse();
+        *pieces = left;
     }
     (is_any_late, is_held)
+}
+
+/// Number of the first pieces that make a group.
+fn first_group(pieces: &[(PageRange, &Mapping)]) -> usize {
+    let mut pages = 0;
+    let fits = |(piece, _): &&(PageRange, &Mapping)| {
+        pages += piece.pages;
+        pages <= GROUP.1
+    };
+    pieces.iter().take(GROUP.0).take_while(fits).count().max(1).min(pieces.len())
 }
 
 /// The outcome of making a piece anonymous.
@@ -144,6 +165,15 @@ enum Side {
 }
 
 impl Side {
+    /// Whether a piece touches another one on this side.
+    fn joins(self, piece: PageRange, last: Option<PageRange>) -> bool {
+        last.is_some_and(|last| match self {
+            Self::Before => last.end() == piece.start,
+            Self::Behind => piece.end() == last.start,
+            Self::None => false,
+        })
+    }
+
     /// The page on this side of a piece, if it is anonymous memory with these traits, so that the kernel makes one
     /// mapping of both. A thread's stack, for example, has other advice. `None` stands for any place.
     fn neighbour(
@@ -182,72 +212,125 @@ pub fn inherited(following: &Following) -> Result<Option<HostVirt>, ()> {
     Ok(others.next().map(|mapping| mapping.range.start))
 }
 
-/// Makes a piece anonymous, if nobody else holds a page of it, and it has such a neighbour. The program's threads are
-/// stopped.
-fn restore_piece(
-    folder: &mut Folder,
-    pagemap: &Pagemap,
-    (piece, mapping): (PageRange, &Mapping),
-    side: Side,
-) -> Restored {
-    let mut table = table::lock();
-    // As the table knows it of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
-    let advice = table.traits(piece).map_or(mapping.advice, |traits| Advice {
-        dont_fork: mapping.advice.dont_fork,
-        dont_dump: mapping.advice.dont_dump,
-        ..traits.advice
-    });
-    let traits = Traits { asked: true, access: mapping.access, shut: 0, advice, home: None };
-    let following = Arc::clone(folder.parts().0.following());
-    let Some(neighbour) = side.neighbour((&following, &table), piece, traits) else { return Restored::Alone };
-    // Locked memory is not replaced. Nobody runs who could notice that it is not for a moment.
-    let was_locked = world::is_held() && maps::is_locked(piece);
-    if was_locked {
-        unlock(piece);
-    }
-    let may = following.may_replace(piece, traits, Kind::Pool);
-    let is_done = may && {
-        protect(piece, READ_WRITE);
-        is_free(folder, &table, pagemap, piece) && replace(&following, (piece, neighbour), traits).is_ok()
-    };
-    // If the threads have been let go meanwhile, another mapping may lie there.
-    if is_done || may && following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
-        protect(piece, traits.access);
-    }
-    if may {
-        if is_done {
-            table.set_private(piece);
-            following.hold().forget(piece);
-        } else {
-            following.let_writers_in(piece);
+/// A piece of a group that is to be made anonymous.
+struct Piece {
+    /// Its place in the group.
+    at: usize,
+    range: PageRange,
+    traits: Traits,
+    was_locked: bool,
+    /// Whether it maps the pool, so that it may be replaced.
+    may: bool,
+}
+
+impl Piece {
+    /// Makes it the program's own, if it has a neighbour to join on this side, or may have one when `last` is anonymous.
+    fn begin(
+        (following, table): (&Following, &table::Guard),
+        (at, (range, mapping)): (usize, &(PageRange, &Mapping)),
+        side: Side,
+        last: Option<PageRange>,
+    ) -> Option<Self> {
+        let range = *range;
+        // As the table knows it of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
+        let advice = table.traits(range).map_or(mapping.advice, |traits| Advice {
+            dont_fork: mapping.advice.dont_fork,
+            dont_dump: mapping.advice.dont_dump,
+            ..traits.advice
+        });
+        let traits = Traits { asked: true, access: mapping.access, shut: 0, advice, home: None };
+        if !side.joins(range, last) {
+            side.neighbour((following, table), range, traits)?;
         }
-        following.end_section(&[]);
-        let _ = following.watch().wake(piece);
+        // Locked memory is not replaced. Nobody runs who could notice that it is not for a moment.
+        let was_locked = world::is_held() && maps::is_locked(range);
+        if was_locked {
+            unlock(range);
+        }
+        let may = following.may_replace(range, traits, Kind::Pool);
+        if may {
+            protect(range, READ_WRITE);
+        }
+        Some(Self { at, range, traits, was_locked, may })
+    }
+
+    /// Leaves it as it is, in whatever mapping.
+    fn end(&self, following: &Following, table: &mut table::Guard, is_done: bool) {
+        let Self { range, traits, .. } = *self;
+        // If the threads have been let go meanwhile, another mapping may lie there.
+        let written = Traits { access: READ_WRITE, ..traits };
+        if is_done || self.may && following.may_replace(range, written, Kind::Pool) {
+            protect(range, traits.access);
+        }
+        if is_done {
+            table.set_private(range);
+            following.hold().forget(range);
+        } else if self.may {
+            following.let_writers_in(range);
+        }
+    }
+}
+
+/// Makes the pieces of a group anonymous that nobody else holds a page of, and that have such a neighbour. The program's threads are
+/// stopped. Says what became of each.
+fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &Mapping)], side: Side) -> Vec<Restored> {
+    let mut restored = vec![Restored::Alone; group.len()];
+    let following = Arc::clone(folder.parts().0.following());
+    let mut table = table::lock();
+    let mut pieces: Vec<Piece> = Vec::new();
+    for piece in group.iter().enumerate() {
+        let last = pieces.last().map(|last| last.range);
+        pieces.extend(Piece::begin((&following, &table), piece, side, last));
+    }
+    let ranges: Vec<PageRange> = pieces.iter().filter(|piece| piece.may).map(|piece| piece.range).collect();
+    let free = if ranges.is_empty() { Vec::new() } else { are_free(folder, &table, pagemap, &ranges) };
+    let mut free = free.into_iter();
+    for piece in &pieces {
+        let is_free = piece.may && free.next().unwrap_or(false);
+        // Asked again: the one before may have become anonymous, or not.
+        let neighbour = side.neighbour((&following, &table), piece.range, piece.traits);
+        let is_done = is_free
+            && neighbour.is_some_and(|neighbour| replace(&following, (piece.range, neighbour), piece.traits).is_ok());
+        piece.end(&following, &mut table, is_done);
+        restored[piece.at] = match neighbour {
+            _ if is_done => Restored::Yes,
+            None => Restored::Alone,
+            Some(_) => Restored::Later,
+        };
+    }
+    following.end_section(&[]);
+    for piece in pieces.iter().filter(|piece| piece.may) {
+        let _ = following.watch().wake(piece.range);
     }
     drop(table);
     // It touches the pages, as a write does: it would wait for ever while writers are kept out.
-    if was_locked {
-        lock(piece);
-    }
-    if is_done { Restored::Yes } else { Restored::Later }
+    pieces.iter().filter(|piece| piece.was_locked).for_each(|piece| lock(piece.range));
+    restored
 }
 
-/// Makes every page of a piece the program's own, and keeps writers out. Says whether nobody else holds a page.
-fn is_free(folder: &mut Folder, table: &table::Guard, pagemap: &Pagemap, piece: PageRange) -> bool {
+/// Makes every page of these pieces the program's own, and keeps writers out. Says of each whether nobody else holds a page.
+fn are_free(folder: &mut Folder, table: &table::Guard, pagemap: &Pagemap, pieces: &[PageRange]) -> Vec<bool> {
     let generation = references::generation();
     let is_sound = folder.unpinned().is_none();
     let (section, witness, _) = folder.parts();
     let following = Arc::clone(section.following());
     following.hold().begin_section();
-    let made = make_private(piece).is_ok() && witness.call_for(table, &[piece]) == Ok(true);
-    let (held, kept_out) = following.until_read(|_| following.watch().protect(piece, true));
-    drop(held);
-    is_sound
-        && made
-        && kept_out.is_ok()
-        && is_all_its_own(pagemap, piece)
-        && witness.ask(pagemap, std::iter::once(piece)).iter().all(|proof| *proof == Proof::Free)
-        && references::generation() == generation
+    let is_there = witness.call_for(table, pieces) == Ok(true);
+    let keep_out = |piece: &PageRange| {
+        let made = make_private(*piece).is_ok();
+        let (held, kept_out) = following.until_read(|_| following.watch().protect(*piece, true));
+        drop(held);
+        made && kept_out.is_ok() && is_all_its_own(pagemap, *piece)
+    };
+    let ours: Vec<bool> = pieces.iter().map(keep_out).collect();
+    let mut proofs = witness.ask_within(pagemap, pieces.iter().copied(), ANSWER_TIME);
+    let may = is_sound && is_there && references::generation() == generation;
+    let is_free = |(piece, is_ours): (&PageRange, bool)| {
+        let (its, others) = proofs.split_at(piece.pages as usize);
+        proofs = others;
+        is_ours && may && its.iter().all(|proof| *proof == Proof::Free)
+    };
+    pieces.iter().zip(ours).map(is_free).collect()
 }
 
 /// Whether every page is there, private, and protected against writing.

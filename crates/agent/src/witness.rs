@@ -204,6 +204,16 @@ impl Witness {
 
     /// Asks about pages that writers are kept out of. Returns a proof for each page, in order.
     pub fn ask(&mut self, pagemap: &Pagemap, ranges: impl Iterator<Item = PageRange>) -> &[Proof] {
+        self.ask_within(pagemap, ranges, ANSWER_TIME)
+    }
+
+    /// The same, with this time for the prover's answer.
+    pub fn ask_within(
+        &mut self,
+        pagemap: &Pagemap,
+        ranges: impl Iterator<Item = PageRange>,
+        time: Duration,
+    ) -> &[Proof] {
         let ranges: Vec<PageRange> = ranges.collect();
         let pages: u64 = ranges.iter().map(|range| range.pages).sum();
         self.proofs.clear();
@@ -214,7 +224,7 @@ impl Witness {
         self.proofs.resize(pages as usize, Proof::Unknown);
         match &mut self.at_hand {
             Some(AtHand::Prover(prover)) => {
-                let answer = prover.ask(&ranges, &mut self.proofs, ANSWER_TIME);
+                let answer = prover.ask(&ranges, &mut self.proofs, time);
                 if let Err(e) = answer {
                     self.proofs.fill(Proof::Unknown);
                     self.is_late = e.kind() == ErrorKind::TimedOut;

@@ -1,5 +1,7 @@
 //! `pagefold attach`, `pagefold detach`: make a running process a member of a group, and end that again.
 
+mod left;
+
 use crate::cmd::enrol::program;
 use crate::cmd::which::Which;
 use anyhow::{Context, bail};
@@ -124,6 +126,22 @@ pub struct DetachArgs {
 struct Detached {
     pid: u32,
     group: String,
+    /// Places where neighbouring mappings are alike and apart.
+    seams: usize,
+}
+
+impl Detached {
+    fn in_words(&self) -> String {
+        let Self { pid, group, seams } = self;
+        let how = match seams {
+            0 => "and is as it was before".to_owned(),
+            n => format!(
+                "and its memory is as it was before; in {n} places neighbouring mappings are alike and stay apart, as the kernel joins \
+                 none that a process has moved or has from its parent"
+            ),
+        };
+        format!("process {pid} has left group {group}, {how}")
+    }
 }
 
 /// A control group or a container, all of whose processes are meant.
@@ -345,7 +363,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
             return Err(Stop::Usage(format!("process {pid} was not attached: see pagefold attach")).into());
         };
         match leave(service, member, Duration::from_secs(args.wait)) {
-            Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone() }),
+            Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone(), seams: left::seams(*pid) }),
             Err(e) => {
                 say!("pagefold: {e:#}");
                 outcome = Outcome::Partial;
@@ -355,9 +373,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     if args.json {
         output::line(serde_json::to_string_pretty(&all)?)?;
     } else {
-        for Detached { pid, group } in &all {
-            output::line(format!("process {pid} has left group {group}, and is as it was before"))?;
-        }
+        all.iter().try_for_each(|detached| output::line(detached.in_words()))?;
     }
     Ok(outcome)
 }
@@ -396,7 +412,7 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
         bail!("you may not detach process {pid}: another user has attached it");
     }
     let until = Instant::now() + patience;
-    let mut left = None;
+    let (mut left, mut progress) = (None, left::Progress::new(pid));
     while helper.is_alive() {
         if left.is_none() && !is_member(service, process)? {
             left = Some(Instant::now());
@@ -409,10 +425,12 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
             );
             return Ok(());
         }
+        progress.look();
         if Instant::now() > until {
             bail!(
-                "process {pid} is not detached yet: something holds pages that are folded, or its threads cannot be \
-                 stopped; the agent goes on trying"
+                "process {pid} is not detached yet, {} still map the pool: something holds pages that are folded, or its threads cannot \
+                 be stopped; the agent goes on trying",
+                cli::bytes(progress.left_bytes())
             );
         }
         std::thread::sleep(if left.is_some() { LOOK } else { ASK });
