@@ -73,6 +73,9 @@ const RUNS: usize = 2048;
 /// that were read for comparisons, and the window.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
+/// Reason for the end of a connection that is told to the worker: the agent was told to leave.
+const LEAVES: &str = "its agent leaves the process";
+
 /// Number of connections that were closed without a word after which a forked child gives up: most of a minute.
 const MOST_REFUSALS: u32 = 12;
 
@@ -212,8 +215,7 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
         }
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
-            // The reason of its end does not matter: nobody is left to be told.
-            let _ = agent.serve(link);
+            agent.serve(link);
             refusals += u32::from(agent.lease.is_none() && agent.former_leases.is_empty());
             if is_child && refusals >= MOST_REFUSALS {
                 return Err(io::ErrorKind::ConnectionRefused.into());
@@ -331,14 +333,21 @@ impl Agent {
         })
     }
 
-    /// Works with one worker until that ends.
-    fn serve(&mut self, link: Link) -> io::Result<()> {
+    /// Works with one worker until that ends, or something keeps this side from it, which it is told.
+    fn serve(&mut self, link: Link) {
         let (window, offered, pace) = (None, None, None);
         let told = Told::new(Instant::now());
         let mut session = Session { link, window, donated: None, offered, pace, room: 0, unfolded: false, told };
+        let why = self.converse(&mut session).err().map(|e| e.to_string());
+        let bye = ToWorker::Bye(why.unwrap_or_else(|| LEAVES.to_owned()));
+        // A worker that has ended is told nothing.
+        let _ = session.link.send(&bye);
+    }
+
+    fn converse(&mut self, session: &mut Session) -> io::Result<()> {
         self.pool.withdraw();
-        // Statistics begin with the connection; the worker remembers those of former ones by itself.
-        self.stats = MemberStats::default();
+        // Counters begin with the connection; the worker remembers those of former ones by itself, but for stalls.
+        self.stats = MemberStats { stalls: self.stats.stalls, ..MemberStats::default() };
         let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
         self.folds_before = table::lock().folds();
@@ -346,13 +355,13 @@ impl Agent {
         while !world::is_leaving() {
             session.link.flush()?;
             while let Some((message, files)) = session.link.receive()? {
-                self.obey(&mut session, message, files)?;
+                self.obey(session, message, files)?;
             }
             if let Some(pace) = session.pace {
-                self.work(&mut session, pace)?;
+                self.work(session, pace)?;
             }
-            let until = self.until_next(&session);
-            self.wait(&session, until)?;
+            let until = self.until_next(session);
+            self.wait(session, until)?;
         }
         Ok(())
     }

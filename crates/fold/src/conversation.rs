@@ -76,6 +76,7 @@ impl Group {
                 Ok(())
             }
             ToWorker::Because(request, reasons) => self.because(id, request, &reasons, now),
+            ToWorker::Bye(why) => Err(Cut::Left(why)),
         }
     }
 

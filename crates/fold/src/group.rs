@@ -24,7 +24,7 @@ use crate::table::MemberId;
 use crate::upkeep::Inheritance;
 use crate::why::Question;
 use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
-use host::Seqpacket;
+use host::{ProcessId, Seqpacket};
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -205,7 +205,8 @@ impl Group {
         if let Some(why) = too_many_departed(&self.departed, &identity, uid) {
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
-        self.cut_process(&identity, &Cut::Replaced);
+        let before = self.of_process(&identity).map(|member| (member.id, member.last_word().map(Box::new)));
+        before.into_iter().for_each(|(id, word)| self.cut(id, &Cut::Replaced(word)));
         let id = self.planner.join();
         match Member::new(id, identity.clone(), uid, socket, now) {
             Ok(member) => {
@@ -220,10 +221,14 @@ impl Group {
 
     /// Ends the connection of this process, if it has one.
     fn cut_process(&mut self, identity: &Identity, why: &Cut) {
-        let same = |m: &&Member| (m.identity.pid, m.identity.started) == (identity.pid, identity.started);
-        if let Some(member) = self.members.values().find(same).map(|member| member.id) {
+        if let Some(member) = self.of_process(identity).map(|member| member.id) {
             self.cut(member, why);
         }
+    }
+
+    fn of_process(&self, identity: &Identity) -> Option<&Member> {
+        let same = |m: &&Member| (m.identity.pid, m.identity.started) == (identity.pid, identity.started);
+        self.members.values().find(same)
     }
 
     /// Ends a member's connection. Its departed member takes over the slots that it held.
@@ -233,7 +238,15 @@ impl Group {
         let left = self.planner.leave(id, donation);
         self.former.done.add(&member.stats.done);
         self.former.reported += member.reported;
-        self.event(format!("member {} (pid {}) {why}", member.identity.name, member.identity.pid));
+        let word = if matches!(why, Cut::Closed | Cut::Io(_)) { member.last_word() } else { None };
+        let why = word.as_ref().filter(|word| matches!(word, Cut::Left(_))).unwrap_or(why);
+        let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
+        let lives = if matches!(why, Cut::Closed) && process.is_alive() {
+            ": its process lives on, and has executed another program, or its agent has ended"
+        } else {
+            ""
+        };
+        self.event(format!("member {} (pid {}) {why}{lives}", member.identity.name, member.identity.pid));
         let has_departed = self.departed.iter().any(|departed| departed.is_of(&member.identity));
         if has_departed || !left.slots.is_empty() || member.leases.is_waiting() {
             self.departed.push(DepartedMember::new(member.identity, member.uid, member.leases, left.slots));

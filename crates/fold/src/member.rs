@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use wire::{DONATION_PAGES, FoldRun, Malformed, MemberStats, Pace, SlotRun, ToAgent, ToWorker};
+use wire::{DONATION_PAGES, FRAME_BYTES, FoldRun, Malformed, MemberStats, Pace, SlotRun, ToAgent, ToWorker};
 
 /// Most requests to fold that a member may have unanswered.
 pub const FOLDS_IN_FLIGHT: usize = 4;
@@ -46,6 +46,9 @@ pub enum Cut {
     /// The member has ended, or its agent has closed the connection.
     #[error("ended, or closed its connection")]
     Closed,
+    /// Its agent has closed the connection, for this reason.
+    #[error("closed its connection: {}", .0.escape_debug())]
+    Left(String),
     /// A frame that no agent sends.
     #[error("cut off: {0}")]
     Malformed(#[from] Malformed),
@@ -73,9 +76,9 @@ pub enum Cut {
     /// It did not read its frames in time.
     #[error("cut off: it does not read what it is told")]
     DoesNotRead,
-    /// The same process has connected again.
-    #[error("connected again")]
-    Replaced,
+    /// The same process has connected again, after this last word.
+    #[error("{}connected again", .0.as_ref().map_or(String::new(), |word| format!("{word}, and ")))]
+    Replaced(Option<Box<Self>>),
     /// Its process was detached.
     #[error("detached")]
     Dismissed,
@@ -217,6 +220,20 @@ impl Member {
             Received::Nothing => Ok(None),
             Received::Closed => Err(Cut::Closed),
         }
+    }
+
+    /// Its last word, if it has closed this connection, or said something that no agent says.
+    pub fn last_word(&self) -> Option<Cut> {
+        let mut buffer = vec![0; FRAME_BYTES];
+        for _ in 0..MOST_WAITING {
+            match self.hear(&mut buffer) {
+                Ok(Some(ToWorker::Bye(why))) => return Some(Cut::Left(why)),
+                Ok(Some(_)) => {}
+                Ok(None) => return None,
+                Err(why) => return Some(why),
+            }
+        }
+        None
     }
 
     /// Queues a message behind the frames that wait.

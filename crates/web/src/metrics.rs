@@ -140,7 +140,7 @@ const GROUP: [Family<GroupState>; 16] = [
 ];
 
 /// Figures of a member.
-const MEMBER: [Family<Member>; 8] = [
+const MEMBER: [Family<Member>; 9] = [
     bytes("member_saved", "Its part of the group's savings; costs of the pool by its part of the folded pages", |m| {
         Gauge(m.report.saved_bytes as f64)
     }),
@@ -152,6 +152,9 @@ const MEMBER: [Family<Member>; 8] = [
     }),
     plain("member_mappings", "Its mappings, as last counted", |m| Gauge(m.report.vmas as f64)),
     seconds("member_agent_cpu", "Processor time of its agent since it connected", |m| Counter(m.report.agent_cpu_s)),
+    seconds("member_stall_max", "The longest time for which pages were out of its reach, since its agent began", |m| {
+        Gauge(m.report.stall_max_us as f64 / 1e6)
+    }),
     seconds("member_stall_p99", "Time for which pages were out of its reach: the 99th percentile", |m| {
         Gauge(m.report.stall_p99_us as f64 / 1e6)
     }),

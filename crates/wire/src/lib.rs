@@ -28,6 +28,8 @@
 //!     |                                                          |
 //!     | <------------- Why: what keeps you from reporting these? |   only when an operator's question names pages
 //!     | Because: a reason for each ----------------------------> |
+//!     |                                                          |
+//!     | Bye: why the agent closes the connection --------------> |
 //! ```
 //!
 //! Neither side believes the other. Decoding bounds every list, never panics (`tests/hostile.rs`), and refuses unknown

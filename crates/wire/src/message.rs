@@ -18,6 +18,8 @@ pub const DONATION_PAGES: usize = 256;
 
 /// Most runs that one frame may carry.
 pub const RUNS: usize = 2048;
+/// Longest reason for the end of a connection, in bytes.
+const REASON_BYTES: usize = 256;
 /// Bound of user space's addresses on every architecture we know.
 const ADDRESS_END: u64 = 1 << 57;
 
@@ -192,6 +194,8 @@ pub enum ToWorker {
     Stats(Box<MemberStats>),
     /// For each page of [`ToAgent::Why`], in its order, why it was not reported; [`Why::Other`] where it was.
     Because(u32, Vec<Why>),
+    /// The agent closes the connection, for this reason. Nothing follows.
+    Bye(String),
 }
 
 /// From a worker to an agent.
@@ -386,6 +390,7 @@ impl ToWorker {
             8 => Self::Stats(Box::new(MemberStats::decode(r)?)),
             9 => Self::Because(r.u32()?, r.list("reasons", WHY_PAGES, Why::decode)?),
             10 => Self::Home(r.list("runs", RUNS, SlotRun::decode)?),
+            11 => Self::Bye(r.text("reason", REASON_BYTES)?),
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -433,6 +438,10 @@ impl ToWorker {
                 w.list(reasons, |w, why| w.u8(*why as u8));
             }
             Self::Home(runs) => encode_slots(w, 10, runs),
+            Self::Bye(why) => {
+                w.u16(11);
+                w.text(why, REASON_BYTES);
+            }
         }
     }
 }
