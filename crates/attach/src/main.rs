@@ -202,6 +202,8 @@ fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
 fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
     let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
+    refuse::check_userfaultfd()
+        .map_err(|why| Stop::HostLacks(format!("process {} cannot be attached: {why}", args.pid)))?;
     if !service.place.prove_socket().exists() {
         bail!(refused(
             "the service has no prover: only root's has one, where the kernel shows reference counts".into()

@@ -66,6 +66,19 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered })
 }
 
+/// Whether an agent would have a userfaultfd: by this program's right to the device, or that of the process, which is the caller's own.
+///
+/// # Errors
+/// It would not, for this reason.
+pub fn check_userfaultfd() -> Result<(), String> {
+    match host::userfaultfd_features() {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Err(
+            "you may not use userfaultfd: run as root, or set vm.unprivileged_userfaultfd=1, or give this user access to /dev/userfaultfd".into(),
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a userfaultfd looks after a mapping.
 fn is_looked_after(mapping: &Mapping) -> bool {
     [b"um", b"uw", b"ui"].iter().any(|flag| mapping.has_flag(flag))

@@ -17,6 +17,7 @@ mod named;
 mod refused;
 mod rig;
 mod silent;
+mod unprivileged;
 
 use api::client::Service;
 use api::place::Place;
