@@ -21,11 +21,13 @@ use api::change::Change;
 use api::control::{GroupReport, Identity, Needs, News, Order, Room, SegmentInfo, Settings};
 use api::place::Place;
 use cli::note;
-use host::{ForeignFile, MOST_FDS, ProcessId, Seqpacket};
+use host::{ForeignFile, MOST_FDS, ProcessId, ProcessStat, Seqpacket};
 use rustix::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// Longest silence of a worker that owes an answer: 15 s where a signal has stopped it, 60 s otherwise. Another one takes its place then.
+const STILL: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(60)];
 /// Most members' sockets that may wait for a worker.
 const MOST_WAITING: usize = 1024;
 
@@ -54,6 +56,8 @@ pub struct Group {
     /// Reports that its workers were asked for, and those that have come or never will.
     asked: u64,
     answered: u64,
+    /// Since when its worker has owed an answer, and has not said a word.
+    owes_since: Option<Instant>,
     /// Questions that its workers were asked ([`Order::Why`]).
     questions: u64,
 }
@@ -91,6 +95,7 @@ impl Group {
             backoff: Backoff::default(),
             asked: 0,
             answered: 0,
+            owes_since: None,
             questions: 0,
         }
     }
@@ -243,6 +248,7 @@ impl Group {
     pub fn ask_report(&mut self) -> Option<u64> {
         self.worker.as_mut().filter(|w| w.heard)?.send(&Order::Report, vec![]).then_some(())?;
         self.asked = self.asked.saturating_add(1);
+        self.owes_since.get_or_insert_with(Instant::now);
         Some(self.asked)
     }
 
@@ -276,6 +282,7 @@ impl Group {
             Ok(None) => return None,
             Err(e) => return Some(self.lost(&e)),
         };
+        self.owes_since = None;
         Some(match news {
             News::Adopted { members, segments, begun } => self.begin(members, segments, begun, files),
             News::Segment(info) => {
@@ -338,7 +345,22 @@ impl Group {
         Heard::Members(members)
     }
 
+    /// Ends a worker that stands still, so that another one takes its place.
+    pub fn end_if_still(&mut self, now: Instant) -> Option<Heard> {
+        let worker = self.worker.as_ref()?;
+        let since = if worker.heard { self.owes_since? } else { worker.since };
+        let time = now.saturating_duration_since(since);
+        let is_stopped = ProcessStat::read(worker.process.pid).is_ok_and(|stat| stat.state == b'T');
+        let (most, why) = match is_stopped {
+            true => (STILL[0], "a signal has stopped it"),
+            false => (STILL[1], "it answers nothing"),
+        };
+        let why = || std::io::Error::other(format!("it has stood still for {} s: {why}", time.as_secs()));
+        (time > most).then(|| self.lost(&why()))
+    }
+
     fn lost(&mut self, why: &std::io::Error) -> Heard {
+        self.owes_since = None;
         let Some(worker) = self.worker.take() else { return Heard::Nothing };
         let why = match why.kind() {
             std::io::ErrorKind::UnexpectedEof => "has ended".to_owned(),
@@ -356,6 +378,7 @@ impl Group {
     pub fn end(&mut self, place: &Place) -> Option<CgroupHome> {
         self.segments.clear();
         self.backoff.reset();
+        self.owes_since = None;
         self.answered = self.asked;
         let worker = self.worker.take()?;
         note!("group {}: the worker, process {}, is ended", self.name, worker.process.pid);

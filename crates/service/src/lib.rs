@@ -14,6 +14,7 @@
 //!
 //! | end of | consequence |
 //! |---|---|
+//! | a worker that stands still | it is ended, and another one is started (`group.rs`) |
 //! | a worker | it is started again after a wait that doubles, with the pool's files that its predecessor made; its bill goes on (`bill.rs`) |
 //! | the supervisor and a worker | members keep what they have; where systemd kept the pool's files (`segments.rs`), a new worker takes them over |
 //! | the supervisor | workers and members go on; the next one finds the workers by their sockets, members and bills in `state.json` |

@@ -337,17 +337,22 @@ impl Supervisor {
                     worker.flush();
                 }
                 let Some(heard) = group.hear(buffer) else { break };
-                match heard {
-                    Heard::Members(members) => self.found_members(&name, &members),
-                    Heard::Report(worker, report) => self.heard_report(&name, worker, &report),
-                    Heard::Needs(needs) => self.heard_needs(&name, &needs),
-                    Heard::Because(question, reasons) => self.clients.because(&name, question, &reasons),
-                    Heard::Nothing => {}
-                    Heard::Ended(home) => {
-                        self.leftover.extend(home);
-                        self.clients.reported(&mut self.registry, &name, &GroupReport::none());
-                    }
-                }
+                self.take_in(&name, heard);
+            }
+        }
+    }
+
+    /// Takes in news of a group's worker.
+    fn take_in(&mut self, name: &str, heard: Heard) {
+        match heard {
+            Heard::Members(members) => self.found_members(name, &members),
+            Heard::Report(worker, report) => self.heard_report(name, worker, &report),
+            Heard::Needs(needs) => self.heard_needs(name, &needs),
+            Heard::Because(question, reasons) => self.clients.because(name, question, &reasons),
+            Heard::Nothing => {}
+            Heard::Ended(home) => {
+                self.leftover.extend(home);
+                self.clients.reported(&mut self.registry, name, &GroupReport::none());
             }
         }
     }
@@ -522,6 +527,7 @@ impl Supervisor {
         if asks {
             self.bills_due = now + BILLS;
         }
+        self.end_still_workers(now);
         let (mut ended, mut homes, place) = (Vec::new(), Vec::new(), &self.registry.place);
         for group in self.registry.groups.values_mut() {
             group.end_pace(now);
@@ -548,6 +554,12 @@ impl Supervisor {
         // A client that is connected may be about to join.
         let over = self.idle_since.is_some_and(|since| now.duration_since(since) >= self.options.linger);
         self.options.private && over && self.clients.is_empty()
+    }
+
+    fn end_still_workers(&mut self, now: Instant) {
+        let still = |group: &mut Group| Some((group.name.clone(), group.end_if_still(now)?));
+        let ended: Vec<_> = self.registry.groups.values_mut().filter_map(still).collect();
+        ended.into_iter().for_each(|(name, heard)| self.take_in(&name, heard));
     }
 
     fn look_for_troubles(&mut self, now: Instant) {
