@@ -197,11 +197,18 @@ impl GuestFacts {
     /// Where a balloon does not hold what its driver says, no size bounds the guest, and it may take all of its RAM. Frames show that
     /// before the driver is flagged.
     pub fn may_take_bytes(&self) -> u64 {
-        let excess = self.resident_bytes.saturating_sub(self.actual_bytes);
-        let is_unbounded =
-            matches!(self.driver, DriverState::Lies | DriverState::Deflated) || excess > self.ram_bytes / EXTRA_FRAMES;
-        let size = if is_unbounded { self.ram_bytes } else { self.size_bytes() };
+        let size = if self.is_unbounded() { self.ram_bytes } else { self.size_bytes() };
         size.saturating_sub(self.resident_bytes).saturating_add(self.folded_bytes)
+    }
+
+    fn is_unbounded(&self) -> bool {
+        let excess = self.resident_bytes.saturating_sub(self.actual_bytes);
+        matches!(self.driver, DriverState::Lies | DriverState::Deflated) || excess > self.ram_bytes / EXTRA_FRAMES
+    }
+
+    /// Whether it gives back what it is told to, as far as frames and driver have shown.
+    pub fn gives_back(&self) -> bool {
+        matches!(self.driver, DriverState::Works | DriverState::Absent) && !self.is_unbounded()
     }
 
     /// Memory of its size that it never used, or has given back. The host's swap holds pages that it uses.

@@ -6,12 +6,17 @@
 //! | the guest's size is above its guarantee | what is guaranteed, a guest may use at any time |
 //! | it may take 1/64 of its RAM or more: untouched memory and folded pages. Where more frames than its driver's size show that its balloon holds nothing, the rest of its RAM is untouched memory, too | a pause of another one spares nothing |
 //! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
+//! | it keeps back what it was told to give, as its frames show, or its driver. Of the others, memory does not bear all that they may take | no guest stands still for another one that lies |
+//!
+//! Those that may take least run on first, as far as memory bears it. Guests that may not be paused count beside them, unless these give nothing
+//! back either.
 //!
 //! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first: one, and others as
-//! far as memory bears that is available, if each takes all that it may. Further ones follow when balloons have given memory back.
+//! far as memory bears that is available, if each takes all that it may. Further ones follow when balloons have given memory back. One that
+//! keeps back comes last.
 
 use crate::driver::DriverState;
-use crate::facts::{Facts, GuestFacts};
+use crate::facts::{Facts, GuestFacts, HostFacts};
 use crate::params::Params;
 use serde::Serialize;
 
@@ -30,17 +35,20 @@ pub struct Pause {
     pub reason: String,
 }
 
-/// Guests that can be resumed beside those that run and have not given their memory back yet, the first of `held` first.
+/// Guests that can be resumed beside those that run and have not given their memory back yet, the first of `held` first. Those that keep
+/// back what they were told to give come last.
 pub fn resumable<'a>(facts: &Facts, held: &[&'a str], running: &[&str], available_bytes: u64) -> Vec<&'a str> {
-    let takes = |id: &str| facts.guests.iter().find(|guest| guest.id == id).map_or(0, GuestFacts::may_take_bytes);
+    let of = |id: &str| facts.guests.iter().find(|guest| guest.id == id);
+    let takes = |id: &str| of(id).map_or(0, GuestFacts::may_take_bytes);
     let mut taken = running.iter().map(|id| takes(id)).fold(0, u64::saturating_add);
     let mut resumed = Vec::new();
-    for id in held {
+    let (first, last): (Vec<&str>, Vec<&str>) = held.iter().partition(|id| of(id).is_none_or(GuestFacts::gives_back));
+    for id in first.into_iter().chain(last) {
         taken = taken.saturating_add(takes(id));
         if taken > available_bytes && !(running.is_empty() && resumed.is_empty()) {
             break;
         }
-        resumed.push(*id);
+        resumed.push(id);
     }
     resumed
 }
@@ -60,23 +68,38 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
             && guest.may_take_bytes() >= params.least_change_bytes(guest.ram_bytes)
             && has_run(&guest.id)
     };
-    let pause = |guest: &GuestFacts| Pause {
-        guest: guest.id.clone(),
-        reason: format!(
-            "{} MiB are available, {} of them never lent; it has {} MiB above its guarantee, and may take {} MiB more",
-            host.available_bytes >> 20,
-            host.floor_bytes >> 20,
-            guest.loan_bytes() >> 20,
-            guest.may_take_bytes() >> 20
-        ),
+    let (mut wanted, run): (Vec<&GuestFacts>, Vec<&GuestFacts>) = facts.guests.iter().partition(is_danger);
+    let mut taken =
+        run.iter().filter(|guest| guest.gives_back()).fold(0, |sum: u64, one| sum.saturating_add(one.may_take_bytes()));
+    wanted.sort_by_key(|guest| guest.may_take_bytes());
+    wanted.retain(|guest| {
+        let beside = taken.saturating_add(guest.may_take_bytes());
+        let is_borne = guest.gives_back() && beside <= host.available_bytes;
+        taken = if is_borne { beside } else { taken };
+        !is_borne
+    });
+    wanted.sort_by_key(|guest| guest.gives_back());
+    wanted.into_iter().map(|guest| Pause { guest: guest.id.clone(), reason: reason(host, guest) }).collect()
+}
+
+fn reason(host: &HostFacts, guest: &GuestFacts) -> String {
+    let keeps_back = if guest.gives_back() {
+        ""
+    } else {
+        ". Its frames or its driver show that it keeps back what it was told to give"
     };
-    facts.guests.iter().filter(is_danger).map(pause).collect()
+    format!(
+        "{} MiB are available, {} of them never lent; it has {} MiB above its guarantee, and may take {} MiB more{keeps_back}",
+        host.available_bytes >> 20,
+        host.floor_bytes >> 20,
+        guest.loan_bytes() >> 20,
+        guest.may_take_bytes() >> 20
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::HostFacts;
     use crate::test_world::guest;
 
     const M: u64 = 1 << 20;
@@ -100,7 +123,7 @@ mod tests {
 
     #[test]
     fn guest_is_paused_below_the_floor_where_memory_runs_out() {
-        let guests = vec![GuestFacts { folded_bytes: 64 * M, ..guest("a", 256 * M, 128 * M) }];
+        let guests = vec![GuestFacts { folded_bytes: 128 * M, ..guest("a", 256 * M, 128 * M) }];
         let is_paused = |(available, falling)| {
             let facts = Facts { host: host(available, falling), guests: guests.clone(), ..Facts::default() };
             !pauses(&facts, &Params::default(), |_| true).is_empty()
@@ -161,5 +184,45 @@ mod tests {
     #[test]
     fn guest_that_was_paused_lately_runs() {
         assert!(paused(0, |_| {}, false).is_empty());
+    }
+
+    /// A guest of which this many MiB may be taken.
+    fn takes(id: &str, folded: u64) -> GuestFacts {
+        GuestFacts { folded_bytes: folded * M, ..guest(id, 256 * M, 128 * M) }
+    }
+
+    /// By its word it has 128 MiB, and 200 lie in frames.
+    fn liar(id: &str) -> GuestFacts {
+        GuestFacts { actual_bytes: 128 * M, resident_bytes: 200 * M, ..guest(id, 256 * M, 128 * M) }
+    }
+
+    fn who(guests: &[GuestFacts], available: u64, has_run: impl Fn(&str) -> bool) -> String {
+        let facts = Facts { host: host(available, 0), guests: guests.to_vec(), ..Facts::default() };
+        pauses(&facts, &Params::default(), has_run).into_iter().map(|pause| pause.guest).collect()
+    }
+
+    /// They were paused for one that gave nothing back.
+    #[test]
+    fn guests_that_give_back_run_on_as_far_as_memory_bears_it() {
+        let guests = [takes("a", 20), takes("b", 10), liar("z"), takes("c", 30)];
+        let by_available = [49, 30, 29, 9].map(|available| who(&guests, available, |_| true));
+        assert_eq!(by_available, ["zc", "zc", "zac", "zbac"], "it comes first");
+        assert_eq!(who(&guests, 30, |id| id != "z"), "c", "it may not be paused, and does not count");
+        assert_eq!(who(&guests, 30, |id| id != "a"), "zc", "an honest one that runs counts");
+        assert_eq!(who(&guests, 29, |id| id != "a"), "zbc");
+        for driver in [DriverState::Stuck, DriverState::Lies, DriverState::Deflated] {
+            assert_eq!(
+                who(&[takes("a", 20), GuestFacts { driver, ..takes("z", 10) }], 40, |_| true),
+                "z",
+                "{driver:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn guest_that_keeps_back_is_resumed_last() {
+        let facts = Facts { guests: vec![liar("z"), takes("a", 60)], ..Facts::default() };
+        let next = |available: u64| resumable(&facts, &["z", "a"], &[], available * M).concat();
+        assert_eq!([next(0), next(115), next(116)], ["a", "a", "az"]);
     }
 }

@@ -26,9 +26,9 @@ done; insmod /modules/*balloon*",
 /// Script that ends a lie.
 const END: &str = "touch /tmp/honest; while [ ! -e /tmp/done ]; do sleep 0.1; done; rm /tmp/done; grep -c ^virtio_balloon /proc/modules";
 
-/// Has guests lie until they are told to be honest.
-fn lie(guests_of: &Guests) {
-    for (name, lie) in guests_of.names().into_iter().zip(LIES) {
+/// Has the first so many guests lie until they are told to be honest.
+pub fn lie(guests_of: &Guests, count: usize) {
+    for (name, lie) in guests_of.names().into_iter().zip(LIES).take(count) {
         let begin = format!("rm -f /tmp/honest; (sh -c '{lie}'; echo done > /tmp/done) > /dev/null 2>&1 < /dev/null &");
         guests_of.lab.everywhere(&[name], &begin);
     }
@@ -56,7 +56,7 @@ fn guests_that_lie_take_no_loan_from_others_and_slow_none() {
     let (end, mut ratios) = (Instant::now() + Duration::from_secs(seconds(1)), Vec::new());
     while ratios.is_empty() || Instant::now() < end {
         let alone = loans_go_and_come(&guests_of);
-        lie(&guests_of);
+        lie(&guests_of, LIARS);
         let attacked = loans_go_and_come(&guests_of);
         it_is_not_believed(&guests_of);
         let drivers = guests_of.lab.everywhere(&guests_of.names()[..LIARS], END);

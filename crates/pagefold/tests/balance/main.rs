@@ -8,6 +8,7 @@ mod loans;
 mod pressure;
 mod rig;
 mod status;
+mod storm;
 
 use common::json_of;
 use common::lab::Lab;
