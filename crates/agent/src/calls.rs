@@ -45,7 +45,7 @@ pub fn map_fresh(range: PageRange, traits: Traits) -> Answer {
     let flags = (flags | against_huge) as usize;
     let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags, usize::MAX, 0];
     // SAFETY: callers replace memory whose contents the program has just given up, or that they have reserved.
-    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    let mapped = unsafe { raw::map_over(arguments) };
     if raw::error(mapped).is_none() {
         let advice = Advice { huge: traits.advice.huge.filter(|huge| *huge), ..traits.advice };
         give_advice(range, Traits { advice, ..traits });

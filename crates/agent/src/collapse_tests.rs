@@ -1,9 +1,11 @@
 //! Pieces are collapsed while threads and devices write them.
 
 use super::*;
+use crate::scarce::with_short_memory;
 use crate::section::Section;
-use crate::testing::{LateDevice, Member, fold, pool, section, traits, witness};
+use crate::testing::{LateDevice, Member, alone, fold, pool, section, traits, witness};
 use page::PAGE_BYTES;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use wire::Outcome;
 
@@ -130,4 +132,20 @@ fn no_write_is_lost_to_collapse() {
         collapsed
     });
     assert!(collapsed > 20, "collapsed {collapsed} times");
+}
+
+/// A copy was dropped when its move had failed after the kernel had unmapped the place.
+#[test]
+fn memory_that_is_short_while_a_piece_is_collapsed_loses_none() {
+    if !alone("collapse::tests::memory_that_is_short_while_a_piece_is_collapsed_loses_none") {
+        return;
+    }
+    let Some(section) = section() else { return };
+    let (member, following) =
+        (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), Arc::clone(section.following()));
+    let (piece, copy) = (member.0.range(), MemberMemory::huge_page(Some(true)).unwrap());
+    let replaced = with_short_memory(0b11, || replace(&following, copy, piece, traits()));
+    assert_eq!(act::make_present(piece), Ok(()), "the program's memory is unmapped");
+    assert_eq!(replaced, Ok(()));
+    (0..512).for_each(|page| assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1));
 }

@@ -33,7 +33,7 @@ use crate::maps::{Kind, Mapping, Maps};
 use crate::spawn;
 use crate::table::Traits;
 use crate::world;
-#[cfg(not(target_env = "gnu"))]
+#[cfg(any(test, not(target_env = "gnu")))]
 use act::Watch;
 use act::{Expected, Follower, Told, Userfault};
 use page::{HostVirt, PageRange, PageSet};
@@ -355,11 +355,7 @@ impl Following {
         if followed == Err(Errno::NOENT) {
             self.lose_track("unmapped memory that was folded");
         }
-        // Pages that were moved out of anonymous memory were writable and not locked, or the kernel would not have
-        // moved them.
-        followed.is_ok()
-            && world::is_held()
-            && (kind == Kind::Anonymous && self.lost_track().is_none() || self.may_replace(range, traits, kind))
+        followed.is_ok() && self.may_replace(range, traits, kind)
     }
 
     /// Without hooks, nothing is replaced but while the program's threads are stopped. It is then enough to look at the
@@ -383,7 +379,7 @@ impl Following {
     }
 
     /// Whether memory at this page, which maps the pool, is registered here and with no other userfaultfd.
-    #[cfg(not(target_env = "gnu"))]
+    #[cfg(any(test, not(target_env = "gnu")))]
     pub fn follows(&self, page: HostVirt) -> bool {
         // Calls that protect or place pages go through any userfaultfd of the process. This one does not, and changes nothing where
         // it is registered already.
@@ -559,7 +555,7 @@ impl Shared {
     }
 
     /// Makes zeros of discarded pages at once, where they lie.
-    #[cfg(not(target_env = "gnu"))]
+    #[cfg(any(test, not(target_env = "gnu")))]
     pub fn settle(&mut self) {
         // If the address space is gone, so is the caller.
         let _ = self.own.settle();

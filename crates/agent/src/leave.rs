@@ -430,3 +430,32 @@ fn advise(range: PageRange, advice: i32) {
     // SAFETY: the advice changes no content.
     unsafe { raw::call(libc::SYS_madvise, arguments) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scarce::with_short_memory;
+    use crate::testing::{Member, alone, fold, pool, section, traits};
+    use std::sync::atomic::Ordering;
+    use wire::Outcome;
+
+    /// Copies were dropped when the move had failed after the kernel had unmapped the place.
+    #[test]
+    fn memory_that_is_short_while_pages_are_left_loses_none() {
+        if !alone("leave::tests::memory_that_is_short_while_pages_are_left_loses_none") {
+            return;
+        }
+        let Some(mut section) = section() else { return };
+        let (pool, member) = (pool(), Member::new(8));
+        let piece = member.run(0, 8);
+        assert_eq!(fold(&mut section, piece, Some((&pool, 0))), [Outcome::Folded; 8]);
+        let following = Arc::clone(section.following());
+        following.hold().begin_section();
+        make_private(piece).unwrap();
+        let replaced = with_short_memory(0b11, || replace(&following, (piece, None), traits()));
+        following.end_section(&[]);
+        assert_eq!(act::make_present(piece), Ok(()), "the program's memory is unmapped");
+        assert_eq!((replaced, member.in_pool()), (Ok(()), 0));
+        (0..8).for_each(|page| assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1));
+    }
+}

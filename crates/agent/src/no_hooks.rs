@@ -24,7 +24,7 @@ pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
     let bytes = pages_to_bytes(range.pages) as usize;
     let arguments = [range.start.0 as usize, bytes, usize::from(traits.access), flags as usize, usize::MAX, 0];
     // SAFETY: callers replace memory whose contents the program has just given up.
-    let mapped = unsafe { raw::call(libc::SYS_mmap, arguments) };
+    let mapped = unsafe { raw::map_over(arguments) };
     // If it fails, the pages lack advice, not content.
     raw::error(mapped).is_none() && traits.inherited().apply(range).map_or(true, |()| true)
 }

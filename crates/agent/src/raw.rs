@@ -33,6 +33,30 @@ pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
     answer
 }
 
+/// Makes `mmap` over what lies at a place (`MAP_FIXED`).
+///
+/// Old kernels (before Linux 6.12) unmap that before they ask for memory. If there is none, the call is made again until it succeeds, as by
+/// `act::move_mapping_over`.
+///
+/// # Safety
+/// The caller may replace the memory there.
+pub unsafe fn map_over(arguments: [usize; 6]) -> Answer {
+    let is_mapped = || {
+        let mut is_resident = 0_u8;
+        let asked = [arguments[0], page::PAGE_BYTES, &raw mut is_resident as usize, 0, 0, 0];
+        // SAFETY: the kernel writes one byte for the page, and touches nothing of it.
+        error(unsafe { call(libc::SYS_mincore, asked) }).is_none()
+    };
+    loop {
+        // SAFETY: by the caller.
+        let mapped = unsafe { call(libc::SYS_mmap, arguments) };
+        if error(mapped) != Some(libc::ENOMEM) || is_mapped() {
+            return mapped;
+        }
+        std::thread::sleep(act::AGAIN);
+    }
+}
+
 /// The error number of an answer, if it is one.
 pub const fn error(answer: Answer) -> Option<i32> {
     if answer < 0 && answer >= -4095 { Some(-(answer as i32)) } else { None }

@@ -1,11 +1,12 @@
 //! Broken pages are folded again, while devices have yet to write some of them and threads discard them.
 
 use super::*;
+use crate::scarce::with_short_memory;
 use crate::section::Section;
 use crate::table;
 use crate::testing::{
-    LateDevice, Member, advise, discard_past_hooks, fold, map_anonymous_over, pool, section, shows_advice, spin,
-    witness,
+    LateDevice, Member, advise, alone, discard_past_hooks, fold, map_anonymous_over, pool, section, shows_advice, spin,
+    traits, witness,
 };
 use act::PoolView;
 use page::{PAGE_BYTES, PoolSlot};
@@ -251,6 +252,26 @@ fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
         }
         drop(over);
         assert!(folded > 100, "{folded}");
+    });
+}
+
+/// Fresh memory was dropped when its move had failed after the kernel had unmapped the place.
+#[test]
+fn memory_that_is_short_while_zeros_are_folded_again_loses_none() {
+    if !alone("refold::tests::memory_that_is_short_while_zeros_are_folded_again_loses_none") {
+        return;
+    }
+    let Some(mut section) = section() else { return };
+    let (pool, member, following) = (pool(), Member::new(8), Arc::clone(section.following()));
+    assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
+    let zeros = member.run(2, 4);
+    (2..6).for_each(|page| (0..PAGE_BYTES / 8).for_each(|word| member.word(page, word).store(0, Ordering::Relaxed)));
+    let placed = with_short_memory(0b11, || place_zeros(&following, zeros, traits()));
+    assert_eq!(act::make_present(zeros), Ok(()), "the program's memory is unmapped");
+    assert_eq!((placed, member.in_pool()), (Ok(()), 4));
+    (0..8).for_each(|page| {
+        let expected = if (2..6).contains(&page) { 0 } else { page + 1 };
+        assert_eq!(member.word(page, 0).load(Ordering::Relaxed), expected);
     });
 }
 

@@ -10,10 +10,11 @@ const RECEIVE: libc::c_ulong = 0xC050_2100;
 const ANSWER: libc::c_ulong = 0xC018_2101;
 
 /// A call that puts a mapping to a given place: its number, the flag that says so, and which argument is the place.
-type Call = (i64, i32, usize);
+pub type Call = (i64, i32, usize);
 
 const MOVE: Call = (libc::SYS_mremap, libc::MREMAP_FIXED, 4);
-const MAP: Call = (libc::SYS_mmap, libc::MAP_FIXED, 0);
+/// By kernels before Linux 6.12.
+pub const MAP: Call = (libc::SYS_mmap, libc::MAP_FIXED, 0);
 
 /// Runs `body` in a thread of its own. Its moves to a given place whose bits are set here, the first one's the lowest, fail as
 /// they do when memory is short.
@@ -21,7 +22,8 @@ pub fn with_short_memory<T: Send>(short: u32, body: impl FnOnce() -> T + Send) -
     with_short_memory_for(MOVE, short, body)
 }
 
-fn with_short_memory_for<T: Send>(call: Call, short: u32, body: impl FnOnce() -> T + Send) -> T {
+/// The same for other calls than moves.
+pub fn with_short_memory_for<T: Send>(call: Call, short: u32, body: impl FnOnce() -> T + Send) -> T {
     let (given, listener) = mpsc::channel();
     std::thread::scope(|scope| {
         let filtered = move || {
@@ -93,7 +95,7 @@ fn next_call(listener: &OwnedFd, (_, _, place): Call, is_short: bool) -> Option<
 mod tests {
     use super::*;
     use crate::testing::{Member, alone, fold, pool, section, traits};
-    use crate::{table, unfold::Unfold};
+    use crate::{calls, table, unfold::Unfold};
     use host::Pagemap;
     use page::PoolSlot;
     use std::sync::Arc;
@@ -146,5 +148,22 @@ mod tests {
             assert_eq!((folded.as_slice(), member.in_pool()), (&[Outcome::Folded; 4][..], 4), "{call:?}");
             assert_holds(&member);
         }
+    }
+
+    /// On old kernels, the program's memory was unmapped when it had discarded it, and fresh memory was to take its place.
+    #[test]
+    fn memory_that_is_short_while_discarded_pages_are_replaced_leaves_no_gap() {
+        if !alone("scarce::tests::memory_that_is_short_while_discarded_pages_are_replaced_leaves_no_gap") {
+            return;
+        }
+        let member = Member::new(8);
+        let run = member.run(2, 4);
+        let mapped = with_short_memory_for(MAP, 0b11, || calls::map_fresh(run, traits()));
+        assert_eq!(act::make_present(run), Ok(()), "the program's memory is unmapped");
+        assert_eq!(mapped as u64, run.start.0);
+        assert_eq!(
+            (0..8).map(|page| member.word(page, 0).load(Ordering::Relaxed)).collect::<Vec<_>>(),
+            [1, 2, 0, 0, 0, 0, 7, 8]
+        );
     }
 }

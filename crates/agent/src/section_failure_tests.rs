@@ -2,8 +2,8 @@
 
 use super::tests::kernel_may;
 use super::*;
-use crate::table;
-use crate::testing::{Member, alone, discard_past_hooks, fold, section};
+use crate::testing::{Member, alone, discard_past_hooks, fold, pool, section};
+use crate::{maps, table};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -129,4 +129,36 @@ fn those_who_cannot_wait_are_refused_while_a_page_is_out() {
     section.end(run, false, &[Outcome::Changed]);
     assert_eq!((outcomes, while_out), ([Outcome::Folded], Err(Some(libc::EIO))));
     assert_eq!(take(), Ok(()));
+}
+
+/// Nobody looked between the moment at which pages were moved out and that at which slots took their place. So a protection that the
+/// program had given them meanwhile was gone, and so was a lock.
+#[test]
+fn protection_and_lock_that_pages_get_while_they_are_out_stay() {
+    if !alone("section::failure_tests::protection_and_lock_that_pages_get_while_they_are_out_stay") {
+        return;
+    }
+    let changes: [(i64, usize); 2] =
+        [(libc::SYS_mprotect, libc::PROT_READ as usize), (libc::SYS_mlock2, libc::MLOCK_ONFAULT as usize)];
+    for (call, how) in changes {
+        let Some(mut section) = section() else { return };
+        let (pool, member, mut outcomes) = (pool(), Member::new(8), [Outcome::Gone; 4]);
+        let run = member.run(2, 4);
+        section.following.hold().begin_section();
+        section.open().and_then(|()| section.guard(run)).unwrap();
+        section.following.take_out_of_reach();
+        section.move_out(run, &mut outcomes);
+        assert_eq!(outcomes, [Outcome::Folded; 4]);
+        let arguments = [run.start.0 as usize, pages_to_bytes(run.pages) as usize, how, 0, 0, 0];
+        // SAFETY: neither call changes contents.
+        assert_eq!(unsafe { crate::raw::call(call, arguments) }, 0);
+        let source = Source { pool: &pool, first: PoolSlot::new(0, 2).unwrap() };
+        section.replace(&mut table::lock(), run, Some(source), &mut outcomes);
+        section.end(run, false, &outcomes);
+        let access = section.following.mapping_of(run.start).unwrap().access;
+        let is_as_set = if call == libc::SYS_mprotect { access == libc::PROT_READ as u8 } else { maps::is_locked(run) };
+        assert!(is_as_set, "system call {call} was lost: {outcomes:?}");
+        assert_eq!((outcomes, section.following.lost_track().is_some()), ([Outcome::NoVma; 4], true));
+        (0..8).for_each(|page| assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1));
+    }
 }
