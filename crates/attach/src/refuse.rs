@@ -1,7 +1,7 @@
 //! Why a process cannot be attached to, as far as it shows beforehand.
 
 use crate::{gate, threads};
-use host::{AuxiliaryVector, Mapping, Process, ProcessStat};
+use host::{AuxiliaryVector, Mapping, MemoryLimits, Process, ProcessStat};
 use linux_raw_sys::auxvec::AT_PHENT;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 /// Size of a program header of a 64-bit program, in bytes: `Elf64_Phdr`.
 const HEADER_BYTES: u64 = 56;
 
+/// Memory that an agent takes, and that is to be left to its process: 2 MiB, in bytes.
+const AGENT_BYTES: u64 = 2 << 20;
 /// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
 const VFORK_TIME: Duration = Duration::from_millis(500);
 /// Time between two looks for such a child: 5 ms.
@@ -51,6 +53,7 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     let is_filtered = check_filters(pid, &threads)?;
     check_proc(pid)?;
     check_library(pid)?;
+    check_memory(pid)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
     let is_forked = ProcessStat::read(pid).is_ok_and(|stat| stat.forked);
     if mappings.iter().any(|mapping| is_looked_after(mapping) && !(is_forked && is_inherited(mapping))) {
@@ -190,6 +193,20 @@ fn check_library(pid: u32) -> Result<(), String> {
     gate::library_out_of_reach(pid).map_or(Ok(()), |name| {
         Err(format!(
             "its C library {name} lies on a file system that may keep its readers waiting (FUSE, a network's): copy it to a local one"
+        ))
+    })
+}
+
+/// An agent's memory counts in its process's control group. At the group's limit, the kernel would end a process there.
+fn check_memory(pid: u32) -> Result<(), String> {
+    let Some(limits) = MemoryLimits::find() else { return Ok(()) };
+    let Some(group) = limits.group_of(pid) else { return Ok(()) };
+    let room = limits.room_bytes(&group).filter(|room| *room < AGENT_BYTES && host::free_swap_bytes() < AGENT_BYTES);
+    room.map_or(Ok(()), |room| {
+        Err(format!(
+            "its control group {group} or one above it has {} left of its memory limit, and the agent takes up to {}: raise the limit",
+            cli::bytes(room),
+            cli::bytes(AGENT_BYTES)
         ))
     })
 }

@@ -43,10 +43,22 @@ struct Files {
     used: &'static str,
     /// The line of `memory.stat` with file pages that are not in use, those of the groups below included.
     idle: &'static str,
+    /// Lines with other memory that the kernel takes back before it ends a process.
+    reclaimed: &'static [&'static str],
 }
 
-const V1: Files = Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", idle: "total_inactive_file " };
-const V2: Files = Files { limit: "memory.max", used: "memory.current", idle: "inactive_file " };
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    idle: "total_inactive_file ",
+    reclaimed: &["total_active_file "],
+};
+const V2: Files = Files {
+    limit: "memory.max",
+    used: "memory.current",
+    idle: "inactive_file ",
+    reclaimed: &["active_file ", "slab_reclaimable "],
+};
 
 /// Memory that is left in control groups, from which some is taken one after the other.
 #[derive(Debug)]
@@ -114,6 +126,12 @@ impl MemoryLimits {
         Some((limit, self.left().take(group, limit)))
     }
 
+    /// Memory that processes of a group can get before the kernel ends one of them, if nothing is swapped out. `None` if no limit binds.
+    pub fn room_bytes(&self, group: &str) -> Option<u64> {
+        let bound = self.inside(group)?.ancestors().filter(|group| self.limit(group) < crate::ram_bytes());
+        bound.map(|group| self.limit(group).saturating_sub(self.needed(group, self.files.reclaimed))).min()
+    }
+
     /// The directory of a group; `None` for the one that holds all others, or if it cannot be seen.
     pub fn dir_of(&self, group: &str) -> Option<PathBuf> {
         let path = self.inside(group).filter(|path| path.components().next().is_some())?;
@@ -144,12 +162,17 @@ impl MemoryLimits {
         if limit >= crate::ram_bytes() {
             return u64::MAX;
         }
+        (limit - limit / KEPT_PART).saturating_sub(self.needed(group, &[]))
+    }
+
+    /// Memory that a group uses, but for idle pages of files, and for these lines of its statistics.
+    fn needed(&self, group: &Path, others: &[&str]) -> u64 {
         let file = |name| text::read(self.at.join(group).join(name));
         let used = file(self.files.used).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
         let stat = file("memory.stat").unwrap_or_default();
-        let idle = stat.lines().find_map(|line| line.strip_prefix(self.files.idle)).and_then(|n| n.parse().ok());
-        let needed = used.saturating_sub(idle.unwrap_or(0));
-        (limit - limit / KEPT_PART).saturating_sub(needed)
+        let of = |kind: &&str| stat.lines().find_map(|line| line.strip_prefix(*kind)?.parse::<u64>().ok());
+        let spared = [self.files.idle].iter().chain(others).filter_map(of).fold(0, u64::saturating_add);
+        used.saturating_sub(spared)
     }
 
     /// The most that processes of these groups, which lie in `group`, may have together.
@@ -285,6 +308,20 @@ mod tests {
             let mut left = limits.left();
             assert_eq!(left.take("/t/a", G), (440 - 22 - 300) * M, "its own limit");
             assert_eq!((left.take("/t/b", G), left.take("/elsewhere", G)), (tenant - 118 * M, G));
+        }
+    }
+
+    #[test]
+    fn room_of_a_group_is_all_that_the_kernel_can_give_it() {
+        for files in [&V1, &V2] {
+            let (dir, limits) = tree(files, &[("t", "1048576000\n"), ("t/a", "999999999999999\n")]);
+            assert_eq!(limits.room_bytes("/t/a"), Some(1000 * M), "nothing is told of what it uses");
+            fs::write(dir.path().join("t").join(files.used), format!("{}\n", 990 * M)).unwrap();
+            let stat = format!("anon 7\n{}{}\n{}{}\n", files.idle, 100 * M, files.reclaimed[0], 50 * M);
+            fs::write(dir.path().join("t/memory.stat"), stat).unwrap();
+            assert_eq!((limits.room_bytes("/t/a"), limits.room_bytes("/other")), (Some(160 * M), None));
+            fs::write(dir.path().join("t").join(files.used), format!("{}\n", 2000 * M)).unwrap();
+            assert_eq!(limits.room_bytes("/t"), Some(0));
         }
     }
 

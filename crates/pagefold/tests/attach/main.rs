@@ -13,9 +13,11 @@ mod hidden;
 mod killed;
 mod limits;
 mod locked;
+mod memory_limit;
 mod named;
 mod refused;
 mod rig;
+mod shares_memory;
 mod silent;
 mod unprivileged;
 

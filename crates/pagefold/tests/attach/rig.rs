@@ -104,13 +104,19 @@ impl Waits {
 
     pub fn tell(&mut self, command: &str) -> String {
         let told = writeln!(self.child.stdin.as_mut().expect("a pipe"), "{command}");
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("hear from waits");
+        let line = self.hear();
         assert!(
             told.is_ok() && !line.is_empty(),
             "waits was told {command} ({told:?}); it ended: {:?}",
             self.child.wait()
         );
+        line
+    }
+
+    /// The next line of its output.
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("hear from waits");
         line
     }
 
