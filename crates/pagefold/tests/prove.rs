@@ -9,6 +9,7 @@ use common::{not_root, unprivileged};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A running `trials/held_pages`. Dropping it ends it.
 struct Pages {
@@ -256,6 +257,46 @@ fn killed_prover_is_replaced_and_ends_with_its_supervisor() {
     service.kill_supervisor();
     until(30, "the prover ends with its supervisor", || !common::supervised::is_alive(second));
     until(30, "another one's prover", || prover_pid(&service).is_some());
+}
+
+/// Asks about pages of its own as fast as answers come, on one connection: `SOCKET`. Says how often it has asked.
+const ASKER: &str = "
+import ctypes, mmap, socket, struct, sys, time
+memory = mmap.mmap(-1, 512 * 4096)
+at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+one.connect(sys.argv[1])
+asked, end = 0, time.time() + 4
+while time.time() < end:
+    one.send(struct.pack('<IQI', asked, at, 512)); one.recv(1024); asked += 1
+print(asked)
+";
+
+/// Processor time that a process has used.
+fn cpu(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("its name");
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+#[test]
+fn connection_that_asks_all_the_time_has_half_a_processor() {
+    if not_root() {
+        return;
+    }
+    let service = Service::start();
+    drop(Pages::all_free(&service));
+    let prover = prover_pid(&service).expect("a prover");
+    let (before, began) = (cpu(prover), Instant::now());
+    let mut asker = Command::new("python3");
+    let said = asker.args(["-c", ASKER]).arg(service.place().join("prove.sock")).output().expect("run python3");
+    let (used, time) = (cpu(prover).saturating_sub(before), began.elapsed());
+    let asked: u32 = String::from_utf8_lossy(&said.stdout).trim().parse().unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    eprintln!("{asked} questions took {used:?} of a processor in {time:?}");
+    assert!(asked > 100, "{asked} questions");
+    // A tenth is for beginning, and for what else the prover does.
+    assert!(used < time * 6 / 10, "{asked} questions took {used:?} of a processor in {time:?}");
 }
 
 /// A stopped process still gets connections, and answers nothing.

@@ -57,7 +57,7 @@ fn member_that_asks_for_a_userfaultfd_all_the_time_does_not_slow_children_of_oth
 }
 
 /// The process of the service's keeper, if it runs.
-fn keeper(supervisor: u32) -> Option<u32> {
+pub fn keeper(supervisor: u32) -> Option<u32> {
     let children = host::children(supervisor);
     children.into_iter().find(|pid| host::runs_program(*pid, "pagefold-prove") == Some(true))
 }
@@ -72,7 +72,7 @@ fn kill_keeper_at(supervisor: u32, times: [u64; 2]) {
 }
 
 /// Number of userfaultfds that a process has open.
-fn followed(pid: u32) -> usize {
+pub fn followed(pid: u32) -> usize {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     links.filter(|link| fs::read_link(link.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[userfaultfd]")).count()
 }

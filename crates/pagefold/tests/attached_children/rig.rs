@@ -3,8 +3,8 @@
 use crate::common::supervised::{Installed, wait_for_within};
 use host::Mapping;
 use serde_json::Value;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -33,12 +33,25 @@ pub struct Server {
 
 impl Server {
     pub fn start(installed: &Installed) -> Self {
+        Self::start_by(installed, Command::new(installed.path("workers")))
+    }
+
+    /// Starts one that is a user's.
+    pub fn start_as(installed: &Installed, user: u32) -> Self {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()]);
+        command.arg(installed.path("workers"));
+        Self::start_by(installed, command)
+    }
+
+    fn start_by(installed: &Installed, mut command: Command) -> Self {
         let (program, table) = (installed.path("workers"), installed.path("table"));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/workers.c");
         let made = Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(source).status();
         assert!(made.expect("run a compiler").success());
         fs::write(&table, [0; 4096]).expect("make the table");
-        let parent = Command::new(&program).arg(&table).spawn().expect("start it");
+        fs::set_permissions(&table, Permissions::from_mode(0o666)).expect("let others write it");
+        let parent = command.arg(&table).spawn().expect("start it");
         let table = File::options().read(true).write(true).open(&table).expect("open the table");
         let mut server = Self { parent, table, orders: 0, files: 0 };
         wait("it begins", || (server.pid(0) != 0).then_some(()));
