@@ -70,6 +70,7 @@ pub struct Line<T> {
 
 impl<T> Line<T> {
     /// A line of this moment.
+    #[expect(clippy::disallowed_methods, reason = "a date for people")]
     pub fn now(by: By, what: &str, more: T) -> Self {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         Self { time, by, what: what.to_owned(), more }
