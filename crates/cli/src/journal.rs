@@ -70,7 +70,7 @@ pub struct Line<T> {
 
 impl<T> Line<T> {
     /// A line of this moment.
-    #[expect(clippy::disallowed_methods, reason = "a date for people")]
+    #[expect(clippy::disallowed_methods, reason = "a date for people; the order of lines is that of what happened")]
     pub fn now(by: By, what: &str, more: T) -> Self {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         Self { time, by, what: what.to_owned(), more }

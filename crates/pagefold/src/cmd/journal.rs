@@ -40,6 +40,7 @@ pub struct Args {
 }
 
 /// `2026-11-29T12:00:00Z`, `2026-11-29 12:00:00` or `1h 30min`
+#[expect(clippy::disallowed_methods, reason = "a date that people name")]
 fn parse_since(text: &str) -> Result<SystemTime, String> {
     let ago = || humantime::parse_duration(text).ok().and_then(|ago| SystemTime::now().checked_sub(ago));
     let at = humantime::parse_rfc3339_weak(text).ok().or_else(ago);
