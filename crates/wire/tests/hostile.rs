@@ -23,6 +23,7 @@ fn bytes_of(message: &ToWorker) -> usize {
         ToWorker::Because(_, reasons) => list(reasons),
         ToWorker::Hello(_) | ToWorker::LeaseTaken(_) => 0,
         ToWorker::Stats(stats) => size_of_val(&**stats) + stats.detail.len(),
+        ToWorker::Bye(why) => why.len(),
     }
 }
 
