@@ -13,7 +13,7 @@
 //! changes nothing in the members, not even which pages look recently used. A frame that changes hands between the two
 //! is counted by its new content.
 
-pub use super::places::{Places, PrivatePage, Taken};
+pub use super::places::{Places, Pooled, PrivatePage, Taken};
 use host::FrameReader;
 use page::{Fingerprint, Pfn};
 

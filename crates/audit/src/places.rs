@@ -39,6 +39,17 @@ pub struct Taken {
     pub vmas: u64,
 }
 
+/// The pool without one of its files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// Its frames.
+    pub pages: u64,
+    /// Its slots that are mapped.
+    pub mapped: u64,
+    /// Places where they are.
+    pub places: u64,
+}
+
 /// See the module.
 #[derive(Default)]
 pub struct Places {
@@ -89,6 +100,17 @@ impl Places {
             folded_places: self.pools.values().flat_map(|pool| pool.sharers.values()).map(|n| u64::from(*n)).sum(),
             vmas: self.vmas,
         }
+    }
+
+    /// The pool without the file of this device and inode: a template, of which members map pages that they never touch.
+    pub fn pooled_but(&self, template: (u64, u64)) -> Pooled {
+        let mut sum = Pooled::default();
+        for (_, pool) in self.pools.iter().filter(|(file, _)| **file != template) {
+            sum.pages += pool.pages;
+            sum.mapped += pool.sharers.len() as u64;
+            sum.places += pool.sharers.values().map(|n| u64::from(*n)).sum::<u64>();
+        }
+        sum
     }
 
     fn add(&mut self, pid: u32) -> anyhow::Result<()> {

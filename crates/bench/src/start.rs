@@ -2,39 +2,55 @@
 //!
 //! ```text
 //!   image -> template -> rounds: boot, restore, stock clone, clone, warm clone, rollback     one
-//!                     -> N clones in one request; N by stock QEMU                            many
+//!                     -> N clones in one request, folded and not; N by stock QEMU            many
 //!                     -> the same N, idle, some of them called: what MemAvailable lost       density
+//!                     -> guests that work, merged and not: their frames                      memory
+//!                     -> guests restored by copying, onto their template                     restored
+//!                     -> some guests at the same time: boot, restore, clone, container       storm
 //! ```
 //!
 //! The clock runs from the command's beginning to an answer from inside. A clone's answer has a nonce and a new machine-id; a
 //! stock clone's is that a command has run.
 
 mod density;
+mod memory;
+mod restored;
 mod scene;
+mod storm;
 
 use crate::guardian::Guardian;
+use crate::ksm::folding::{self, Folding as Service};
 use crate::ksm::make_dir;
+use crate::ksm::merger::Merger;
 use crate::median::median;
 use anyhow::Context;
 use cli::exit::Outcome;
 use cli::say;
-use density::Density;
+use density::{Before, Density};
 use lab::Image;
-use scene::Scene;
+use memory::Memory;
+use restored::{Folded, Restored};
+use scene::{Guests, Scene};
 use serde::Serialize;
 use std::io::Write;
+use std::path::Path;
+use storm::Storm;
+
+/// The arm of clones that are folded.
+const FOLDED: &str = "clone+fold";
 
 /// Arguments of `pagefold bench start`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Example:
-  pagefold bench start --image tiny --rounds 5 --many 100 --json")]
+  pagefold bench start --image tiny --rounds 5 --many 100 --json
+  pagefold bench start --rounds 0 --many 0 --work 600 --restored 20 --json")]
 pub struct Args {
     /// Images, separated by commas: tiny, debian
     #[arg(long, value_delimiter = ',', default_value = "tiny", value_name = "IMAGE,...", value_parser = parse_image)]
     image: Vec<Image>,
-    /// Turns of each way to start one guest
-    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Turns of each way to start one guest; 0 for none
+    #[arg(long, value_name = "R", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1000))]
     rounds: u32,
     /// Guests that are started at once; 0 for none
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
@@ -42,6 +58,21 @@ pub struct Args {
     /// Seconds of idleness before memory is counted
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=3600))]
     idle: u64,
+    /// Seconds of work in guests whose memory is counted, in each of four arms; 0 for none
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    work: u64,
+    /// Arms of that work, separated by commas: clone, merge, clone+ksmd, clone+fold
+    #[arg(long, value_delimiter = ',', default_values = memory::ARMS, value_name = "ARM,...", value_parser = parse_arm)]
+    arms: Vec<&'static str>,
+    /// Guests that work
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    workers: u32,
+    /// Guests that are restored by copying, and folded onto their template; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    restored: u32,
+    /// Numbers of guests that are wanted at the same time, separated by commas: 1,2,5,10, for example
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    storm: Vec<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -53,6 +84,11 @@ fn parse_image(text: &str) -> Result<Image, String> {
         "debian" => Ok(Image::Debian),
         _ => Err("only VMs have templates: tiny, debian".into()),
     }
+}
+
+fn parse_arm(text: &str) -> Result<&'static str, String> {
+    let found = memory::ARMS.into_iter().find(|arm| *arm == text);
+    found.ok_or_else(|| format!("the arms are {}", memory::ARMS.join(", ")))
 }
 
 /// Times of one guest, in ms: medians of the rounds.
@@ -100,6 +136,9 @@ struct Bench {
     one: Vec<One>,
     many: Vec<Many>,
     density: Vec<Density>,
+    memory: Vec<Memory>,
+    restored: Vec<Restored>,
+    storm: Vec<Storm>,
 }
 
 /// Runs the bench and prints its result.
@@ -114,10 +153,21 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             say!("pagefold: {}: round {round} of {}", scene.name(), args.rounds);
             rounds.push(scene.round()?);
         }
-        bench.one.push(one(*image, rounds));
+        if !rounds.is_empty() {
+            bench.one.push(one(*image, rounds));
+        }
         if args.many > 0 {
             say!("pagefold: {}: {} at once", scene.name(), args.many);
-            many(args, &scene, *image, &mut bench)?;
+            many(args, &scene, &mut bench, (&dir, &mut guardian))?;
+        }
+        if args.work > 0 {
+            let what = (args.workers, args.work);
+            bench.memory.append(&mut memory::run(&scene, &args.arms, what, (&dir, &mut guardian))?);
+        }
+        bench.storm.append(&mut storm::run(&scene, &args.storm, &dir, &mut guardian)?);
+        if args.restored > 0 {
+            say!("pagefold: {}: {} restored by copying", scene.name(), args.restored);
+            bench.restored.push(restored::run(&scene, args.restored, &dir, &mut guardian)?);
         }
     }
     guardian.finish()?;
@@ -148,21 +198,33 @@ fn one(image: Image, rounds: Vec<Times>) -> One {
     }
 }
 
-/// Starts many guests by either way, and counts what they take.
-fn many(args: &Args, scene: &Scene, image: Image, bench: &mut Bench) -> anyhow::Result<()> {
+/// Starts many guests in each way, and counts what they take.
+fn many(args: &Args, scene: &Scene, bench: &mut Bench, (dir, guardian): (&Path, &mut Guardian)) -> anyhow::Result<()> {
     for arm in ["stock", "clone"] {
-        let before = density::available_bytes();
-        let guests = scene.many(arm, args.many)?;
-        bench.many.push(Many {
-            image,
-            arm,
-            n: args.many,
-            all_answered_s: guests.all_answered_s,
-            cpu_s_each: guests.cpu_s_each(),
-        });
-        bench.density.push(density::of(image, arm, args.idle, before, &guests)?);
+        let before = Before::new(0);
+        let guests =
+            if arm == "stock" { scene.stock_cloned(args.many) } else { scene.cloned("many-%d", args.many, None) };
+        let guests = guests?;
+        bench.many.push(answered(scene, arm, &guests));
+        bench.density.push(density::of(scene.image(), arm, args.idle, &before, &guests, || Ok(0))?);
     }
-    Ok(())
+    let mut service = Service::start(dir, true, guardian)?;
+    service.set(folding::folds())?;
+    let folding = scene.folding(service.dir())?;
+    // The template's memory is loaded before, as in the other arms.
+    let first = scene.cloned("first-folded", 1, folding.as_ref())?;
+    let before = Before::new(service.pool_bytes()?);
+    let guests = scene.cloned("folded-%d", args.many, folding.as_ref())?;
+    bench.many.push(answered(scene, FOLDED, &guests));
+    let pool = || service.pool_bytes();
+    bench.density.push(density::of(scene.image(), FOLDED, args.idle, &before, &guests, pool)?);
+    drop((guests, first));
+    service.off()
+}
+
+fn answered(scene: &Scene, arm: &'static str, guests: &Guests) -> Many {
+    let n = guests.pids().len() as u32;
+    Many { image: scene.image(), arm, n, all_answered_s: guests.all_answered_s, cpu_s_each: guests.cpu_s_each() }
 }
 
 fn print(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
@@ -194,6 +256,32 @@ fn print(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
             out,
             "{n} by {arm} after {seconds} s, MiB each: guest {guest_mib_each:.1}, VMM {vmm_mib_each:.1}, PSS {pss_mib_each:.1}"
         )?;
+    }
+    print_memory(out, bench)
+}
+
+fn print_memory(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
+    for memory in &bench.memory {
+        let Memory { arm, n, seconds, bytes_each, folded_of_possible, merger_cpu_s, mappings_each, .. } = memory;
+        let folded = folded_of_possible.map_or_else(String::new, |share| format!(", {:.0}% folded", share * 100.0));
+        let mib = bytes_each / (1 << 20) as f64;
+        writeln!(
+            out,
+            "{n} by {arm} after {seconds} s of work: {mib:.1} MiB and {mappings_each:.0} mappings each, merger {merger_cpu_s:.1} CPU-s{folded}"
+        )?;
+    }
+    for Storm { arm, n, all_answered_s, each_p50_s, cpu_s, .. } in &bench.storm {
+        writeln!(
+            out,
+            "storm of {n} by {arm}: all answered in {all_answered_s:.2} s, each in {each_p50_s:.2} s, {cpu_s:.2} CPU-s"
+        )?;
+    }
+    for restored in &bench.restored {
+        for Folded { seconds, share, share_of_last, .. } in &restored.folded {
+            let [all, last] = [share, share_of_last].map(|share| share * 100.0);
+            let n = restored.n;
+            writeln!(out, "{n} restored by copying, {seconds} s later: {all:.1}% folded, of the last one {last:.1}%")?;
+        }
     }
     Ok(())
 }

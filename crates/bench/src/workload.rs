@@ -20,6 +20,17 @@ pub fn churn_script(pause_seconds: u64, deleted_rows: u32) -> String {
     )
 }
 
+/// Work of a guest that has nothing but a kernel and busybox, in memory: it runs in the background until the guest ends. Each turn
+/// copies the programs that are there into a directory, packs and unpacks them, and takes their digests. That is the same in all guests
+/// of an image. It sorts a list, and writes 64 KiB that no other guest has. Four directories take turns. `pause_seconds` follow.
+pub fn in_memory_script(pause_seconds: u64) -> String {
+    format!(
+        "(n=0; while :; do n=$((n + 1)); d=/tmp/work/$((n % 4)); rm -rf $d; mkdir -p $d; cp /bin/busybox /modules/* $d/; \
+         cat $d/* | gzip -1 >$d/packed; gunzip -c $d/packed | sha256sum >$d/digest; seq 1 20000 | sort -r >$d/sorted; \
+         head -c 65536 /dev/urandom >$d/own; sleep {pause_seconds}; done) </dev/null >/dev/null 2>&1 &"
+    )
+}
+
 /// File in a guest in which a load counts its operations.
 const COUNT: &str = "/run/pagefold-operations";
 /// Command that prints the number of operations that a load has done.

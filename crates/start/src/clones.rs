@@ -3,6 +3,7 @@
 mod job;
 mod saved;
 
+use crate::folding::{Folding, release};
 use crate::machine::QMP;
 use crate::memory;
 use crate::names;
@@ -44,6 +45,8 @@ pub struct Wanted<'a> {
     pub allow_unconfirmed: bool,
     /// Longest time until a clone answers.
     pub patience: Duration,
+    /// The service that folds them; `None`: none does.
+    pub folding: Option<&'a Folding>,
 }
 
 /// A clone that was handed out.
@@ -67,6 +70,8 @@ pub struct Cloned {
     pub answered_ms: Option<f64>,
     /// Its QMP socket.
     pub qmp: PathBuf,
+    /// The directory of the service that folds it; absent where none does.
+    pub service: Option<PathBuf>,
 }
 
 impl Clones {
@@ -103,19 +108,30 @@ impl Clones {
 
     /// Under the lock: what lives, without the rest.
     fn tidy(&self) -> anyhow::Result<Vec<Record>> {
-        let mut living = Vec::new();
+        let (mut living, mut gone) = (Vec::new(), Vec::new());
         for dir in entries(&self.dir)? {
             match Record::read(&dir) {
                 Some(clone) if clone.state == State::Starting && has_starter(&clone) => living.push(clone),
                 Some(clone) if clone.state != State::Starting && clone.is_alive() => living.push(clone),
-                _ => {
+                found => {
                     vmm::end_those_of(&dir);
                     remove_dir(&dir)?;
+                    gone.extend(found);
                 }
             }
         }
+        gone.iter().for_each(|clone| release(clone, &living));
         living.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(living)
+    }
+
+    /// Ends the machine of a clone, and removes its directory. With the last clone of a template, its service lets that go.
+    fn forget(&self, clone: &Record) -> anyhow::Result<()> {
+        let _lock = lock(&self.dir)?;
+        clone.process.as_ref().map_or(Ok(()), vmm::end)?;
+        remove_dir(&self.dir_of(&clone.name))?;
+        release(clone, &self.tidy()?);
+        Ok(())
     }
 
     /// Makes clones, and returns when each has answered from inside. All, or none: if one fails, all of this request are ended.
@@ -149,30 +165,49 @@ impl Clones {
 
     /// Takes names for clones, and the memory that they will map.
     fn reserve(&self, wanted: &Wanted) -> anyhow::Result<(fs::File, Vec<Slot>)> {
+        let mut slots = self.take_names(wanted)?;
+        let memory = self.take_memory(wanted, &mut slots);
+        if memory.is_err() {
+            slots.iter().try_for_each(|slot| self.forget(&slot.record))?;
+        }
+        Ok((memory?, slots))
+    }
+
+    /// Takes names, and machines that wait.
+    fn take_names(&self, wanted: &Wanted) -> anyhow::Result<Vec<Slot>> {
         let _lock = lock(&self.dir)?;
         let living = self.tidy()?;
         let taken: BTreeSet<String> = living.iter().map(|clone| clone.name.clone()).collect();
         let names = names::deal(wanted.names, wanted.count, &taken)?;
-        let memory = memory::of(wanted.template, wanted.dir, &living)?;
-        let warm = living.into_iter().filter(|clone| clone.state == State::Warm && clone.is_of(wanted.template));
-        let mut warm = warm.map(|clone| (self.dir_of(&clone.name), clone.process));
-        let file = memory::id_of(&memory).context("cannot look at a memory file")?;
+        let service = wanted.folding.map(Folding::dir);
+        let is_alike = |clone: &Record| clone.is_of(wanted.template) && clone.service.as_deref() == service;
+        let mut warm = living.iter().filter(|clone| clone.state == State::Warm && is_alike(clone));
         let mut slots = Vec::with_capacity(names.len());
         for name in names {
             let dir = self.dir_of(&name);
             let found = warm.next();
-            match &found {
-                Some((from, _)) => {
-                    fs::rename(from, &dir).with_context(|| format!("cannot rename {}", from.display()))?
-                }
+            match found.map(|found| self.dir_of(&found.name)) {
+                Some(from) => fs::rename(&from, &dir).with_context(|| format!("cannot rename {}", from.display()))?,
                 None => private_dir(&dir)?,
             }
-            let process = found.and_then(|(_, process)| process);
-            let record = Record::starting(wanted.template, &name, file, process)?;
+            let (process, memory) = found.map_or((None, None), |found| (found.process, found.memory));
+            let record = Record { process, memory, ..Record::starting(wanted, &name)? };
             record.write(&dir)?;
             slots.push(Slot { record, dir });
         }
-        Ok((memory, slots))
+        Ok(slots)
+    }
+
+    /// Takes the memory for clones. They are in the record before, so that whoever looks next knows what a service may have loaded.
+    fn take_memory(&self, wanted: &Wanted, slots: &mut [Slot]) -> anyhow::Result<fs::File> {
+        let _lock = lock(&self.dir)?;
+        let memory = memory::of(wanted.template, wanted.dir, &self.tidy()?, wanted.folding)?;
+        let file = memory::id_of(&memory).context("cannot look at a memory file")?;
+        for slot in slots.iter_mut().filter(|slot| slot.record.memory.is_none()) {
+            slot.record.memory = Some(file);
+            slot.record.write(&slot.dir)?;
+        }
+        Ok(memory)
     }
 
     /// The living clone of this name.
@@ -189,10 +224,7 @@ impl Clones {
     /// # Errors
     /// Its process does not end, or its directory cannot be removed.
     pub fn end(&self, clone: &Record) -> anyhow::Result<()> {
-        let dir = self.dir_of(&clone.name);
-        let _lock = lock(&self.dir)?;
-        clone.process.as_ref().map_or(Ok(()), vmm::end)?;
-        remove_dir(&dir)
+        self.forget(clone)
     }
 
     /// Puts a clone back to where its template stood, with its own name and addresses.
@@ -205,10 +237,10 @@ impl Clones {
         let dir = self.dir_of(&clone.name);
         let (memory, record) = {
             let _lock = lock(&self.dir)?;
-            let memory = memory::of(wanted.template, wanted.dir, std::slice::from_ref(clone))?;
+            let memory = memory::of(wanted.template, wanted.dir, std::slice::from_ref(clone), wanted.folding)?;
             let file = memory::id_of(&memory).context("cannot look at a memory file")?;
-            let begun = Record::starting(wanted.template, &clone.name, file, None)?;
-            let record = Record { identity: clone.identity.as_ref().map(|identity| identity.again()), ..begun };
+            let identity = clone.identity.as_ref().map(|identity| identity.again());
+            let record = Record { memory: Some(file), identity, ..Record::starting(wanted, &clone.name)? };
             record.write(&dir)?;
             clone.process.as_ref().map_or(Ok(()), vmm::end)?;
             (memory, record)
@@ -222,21 +254,18 @@ impl Clones {
 
 impl Record {
     /// The record of a clone that this process begins to make.
-    fn starting(
-        template: &Template,
-        name: &str,
-        memory: memory::FileId,
-        process: Option<ProcessId>,
-    ) -> anyhow::Result<Self> {
+    fn starting(wanted: &Wanted, name: &str) -> anyhow::Result<Self> {
+        let template = wanted.template;
         Ok(Self {
             name: name.to_owned(),
             group: template.group.clone(),
             template: template.name.clone(),
             digest: template.memory.digest.clone(),
             state: State::Starting,
-            process,
+            process: None,
             starter: Some(ProcessId::of(std::process::id())?),
-            memory: Some(memory),
+            memory: None,
+            service: wanted.folding.map(|folding| folding.dir().to_owned()),
             identity: None,
         })
     }
@@ -258,5 +287,6 @@ fn shown(record: &Record, dir: &Path, pid: u32) -> Cloned {
         random: None,
         answered_ms: None,
         qmp: dir.join(QMP),
+        service: record.service.clone(),
     }
 }

@@ -13,6 +13,7 @@
 //!   files on the disk are not looked at again. It goes with the last clone.
 //! - A template belongs to a group, and other groups cannot clone it. Two groups that make templates of one image have no page
 //!   frame in common.
+//! - Where a service serves the group, the memory file is a segment of its pool, and each clone is a member (`folding.rs`).
 //! - A clone is in a record before its QEMU is started (`record.rs`). The next command that looks at clones ends those whose
 //!   starter was killed.
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod ask;
 mod clones;
 mod create;
 mod digest;
+mod folding;
 mod identities;
 mod machine;
 pub mod measure;
@@ -36,6 +38,7 @@ mod vmm;
 
 pub use clones::{Cloned, Clones, Wanted};
 pub use create::Source;
+pub use folding::Folding;
 pub use machine::{DIR, DISK, NAME};
 pub use place::{clones_dir, templates_dir};
 pub use record::{Record, State};

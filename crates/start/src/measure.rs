@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_millis(2);
 /// Time after which a guest is asked again: 2 s.
 const AGAIN: Duration = Duration::from_secs(2);
+/// Longest time that a command inside may take, in seconds.
+const SECONDS: u32 = 60;
 /// Longest time until a guest answers: 300 s.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -61,22 +63,23 @@ impl Stock<'_> {
         Ok(Machine { process, dir })
     }
 
-    /// Boots the guest, until the helper inside has answered.
+    /// Boots the guest under this name, until the helper inside has answered. Returns the machine, and the time that it took.
     ///
     /// # Errors
     /// It does not come up.
-    pub fn boot(&self) -> anyhow::Result<Duration> {
-        let memory = memory::writable("boot", self.source.memory_bytes)?;
+    pub fn boot(&self, name: &str) -> anyhow::Result<(Machine, Duration)> {
+        let memory = memory::writable(name, self.source.memory_bytes)?;
         let made = machine::to_make(&self.source.words, self.source.memory_bytes);
         let once = |word: &String| if word.contains(DISK) { format!("{word},snapshot=on") } else { word.clone() };
         let words: Vec<String> = made.iter().map(once).collect();
         let begin = Instant::now();
-        let machine = self.start("boot", &words, self.source.disk.as_deref().unwrap_or(Path::new("")), &memory)?;
-        let identity = Identity::new("boot", None);
+        let machine = self.start(name, &words, self.source.disk.as_deref().unwrap_or(Path::new("")), &memory)?;
+        let identity = Identity::new(name, None);
         let mut helper = Helper::connect(&machine.dir, &machine.process, begin + PATIENCE)?;
         helper.send(&identity)?;
         let answer = helper.confirm(&identity, begin + PATIENCE)?;
-        answer.map(|_| begin.elapsed()).with_context(|| format!("nobody answers{}", vmm::last_words(&machine.dir)))
+        answer.with_context(|| format!("nobody answers{}", vmm::last_words(&machine.dir)))?;
+        Ok((machine, begin.elapsed()))
     }
 
     /// Clones the guest as stock QEMU does. It is started as it was booted, and `cat` reads the state. Each step is made for all
@@ -85,7 +88,7 @@ impl Stock<'_> {
     /// # Errors
     /// QEMU fails, or a guest does not answer.
     pub fn clone(&self, count: usize) -> anyhow::Result<(Vec<Machine>, Duration)> {
-        let memory = memory::of(self.template, self.template_dir, &[])?;
+        let memory = memory::of(self.template, self.template_dir, &[], None)?;
         let made = machine::to_make(&self.source.words, self.source.memory_bytes);
         let with_kernel = made.into_iter().filter(|word| word != "-no-reboot").collect::<Vec<_>>();
         let words = machine::to_clone(&with_kernel);
@@ -110,11 +113,20 @@ impl Stock<'_> {
     }
 }
 
-/// Runs a command inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`), and waits for its end.
+/// Calls a guest of the lab's: a command has run inside.
 ///
 /// # Errors
 /// Nobody answers.
 pub fn call(dir: &Path) -> anyhow::Result<()> {
+    run(dir, "true")
+}
+
+/// Runs a command of the shell inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`), and waits for its end. It
+/// is sent again while nobody answers, so it must be one that can run twice.
+///
+/// # Errors
+/// Nobody answers.
+pub fn run(dir: &Path, command: &str) -> anyhow::Result<()> {
     let begin = Instant::now();
     let mut stream = loop {
         match UnixStream::connect(dir.join("agent")) {
@@ -125,9 +137,10 @@ pub fn call(dir: &Path) -> anyhow::Result<()> {
     };
     stream.set_read_timeout(Some(AGAIN))?;
     let id = crate::identities::uuid();
+    let quoted: String = command.bytes().map(|byte| format!("\\0{byte:03o}")).collect();
     let mut heard = String::new();
     while begin.elapsed() < PATIENCE {
-        stream.write_all(format!("\n{id} 5 true\n").as_bytes())?;
+        stream.write_all(format!("\n{id} {SECONDS} {quoted}\n").as_bytes())?;
         loop {
             let mut chunk = [0; 4096];
             match stream.read(&mut chunk) {

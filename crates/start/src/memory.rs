@@ -2,8 +2,12 @@
 //!
 //! It lies in memory, and is sealed (`F_SEAL_WRITE`, `F_SEAL_SHRINK`, `F_SEAL_GROW`): no process can change it, by whatever
 //! descriptor. A clone has it as its standard input, so that QEMU's command line can name it: `/proc/self/fd/0`.
+//!
+//! Where clones are folded, the file is a segment of their group's pool, and the service seals and keeps it (`folding.rs`). No clone that
+//! is not folded maps that one.
 
 use crate::digest;
+use crate::folding::Folding;
 use crate::record::Record;
 use crate::template::Template;
 use anyhow::{Context, bail};
@@ -11,10 +15,11 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// Seals of a template's memory: its content and size stay as they are.
-const SEALS: SealFlags = SealFlags::WRITE
+pub(crate) const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::FUTURE_WRITE)
     .union(SealFlags::SHRINK)
     .union(SealFlags::GROW)
@@ -31,37 +36,61 @@ pub struct FileId {
 
 /// A memory file that guests can write, of this size.
 pub(crate) fn writable(name: &str, bytes: u64) -> io::Result<File> {
-    let file = memfd_create(format!("pagefold.template-{name}"), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = new_file(&own_name(name), bytes)?;
     fchmod(&file, Mode::RUSR | Mode::WUSR)?;
-    let file = File::from(file);
+    Ok(file)
+}
+
+/// Name of a memory file that no service keeps.
+fn own_name(name: &str) -> String {
+    format!("pagefold.template-{name}")
+}
+
+fn new_file(name: &str, bytes: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(bytes)?;
     Ok(file)
 }
 
-pub(crate) fn id_of(file: &File) -> io::Result<FileId> {
+pub(crate) fn id_of(file: impl AsFd) -> io::Result<FileId> {
     let stat = fstat(file)?;
     Ok(FileId { device: stat.st_dev, inode: stat.st_ino })
 }
 
-/// The sealed memory of a template: that of a clone among `clones` that lives, or else loaded from its directory.
-pub(crate) fn of(template: &Template, dir: &Path, clones: &[Record]) -> anyhow::Result<File> {
-    let same = clones.iter().filter(|clone| clone.is_of(template));
-    match same.filter_map(borrow).next() {
-        Some(file) => Ok(file),
-        None => load(template, dir),
+/// The sealed memory of a template: that of one of these clones that lives, or else loaded from its directory. The same service folds
+/// them, or none does.
+pub(crate) fn of(
+    template: &Template,
+    dir: &Path,
+    clones: &[Record],
+    folding: Option<&Folding>,
+) -> anyhow::Result<File> {
+    let service = folding.map(Folding::dir);
+    let same = clones.iter().filter(|clone| clone.is_of(template) && clone.service.as_deref() == service);
+    let same: Vec<&Record> = same.collect();
+    if let Some(folding) = folding {
+        return folding.memory(template, dir, &same);
     }
+    if let Some(file) = same.into_iter().find_map(borrow) {
+        return Ok(file);
+    }
+    let file = load(template, dir, &own_name(&template.name))?;
+    fchmod(&file, Mode::RUSR | Mode::WUSR).context("cannot keep a memory file from others")?;
+    fcntl_add_seals(&file, SEALS).context("cannot seal a memory file")?;
+    Ok(file)
 }
 
 /// The memory of a living clone. The record says which file that is: a process that has put another one in its place has
 /// nothing to give.
-fn borrow(clone: &Record) -> Option<File> {
+pub(crate) fn borrow(clone: &Record) -> Option<File> {
     let process = clone.process.filter(host::ProcessId::is_alive)?;
     let file = File::open(format!("/proc/{}/fd/0", process.pid)).ok()?;
     let is_it = id_of(&file).ok() == clone.memory && fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
     is_it.then_some(file)
 }
 
-fn load(template: &Template, dir: &Path) -> anyhow::Result<File> {
+/// A template's memory in a memory file of this name, which is not sealed yet.
+pub(crate) fn load(template: &Template, dir: &Path, name: &str) -> anyhow::Result<File> {
     let path = dir.join("memory");
     let stored = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     let length = stored.metadata().map_or(0, |meta| meta.len());
@@ -73,13 +102,12 @@ fn load(template: &Template, dir: &Path) -> anyhow::Result<File> {
             template.remedy()
         );
     }
-    let file = writable(&template.name, template.memory.bytes).context("cannot make a memory file")?;
+    let file = new_file(name, template.memory.bytes).context("cannot make a memory file")?;
     let summary = digest::copy(&stored, &file).with_context(|| {
         format!("cannot load {} into memory, where it takes {} bytes", path.display(), template.memory.stored_bytes)
     })?;
     if summary.digest != template.memory.digest {
         bail!("{} is not what it was when it was made: {}", path.display(), template.remedy());
     }
-    fcntl_add_seals(&file, SEALS).context("cannot seal a memory file")?;
     Ok(file)
 }

@@ -9,12 +9,13 @@
 //! ```
 
 use crate::identities::Identity;
+use crate::machine::NAME;
 use crate::memory::FileId;
 use crate::place::replace;
 use crate::template::Template;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Name of the file in a clone's directory.
 const FILE: &str = "clone.json";
@@ -52,6 +53,9 @@ pub struct Record {
     pub starter: Option<ProcessId>,
     /// The memory file that it maps.
     pub memory: Option<FileId>,
+    /// The directory of the service that folds it; `None` where none does.
+    #[serde(default)]
+    pub service: Option<PathBuf>,
     /// Names and numbers that make it another than its siblings.
     pub identity: Option<Identity>,
 }
@@ -60,6 +64,22 @@ impl Record {
     /// Whether it is a clone of this template.
     pub fn is_of(&self, template: &Template) -> bool {
         (&self.group, &self.template, &self.digest) == (&template.group, &template.name, &template.memory.digest)
+    }
+
+    /// Whether both began with the same memory of one service's.
+    pub(crate) fn is_sibling(&self, other: &Self) -> bool {
+        let of =
+            |clone: &Self| (clone.service.clone(), clone.group.clone(), clone.template.clone(), clone.digest.clone());
+        of(self) == of(other)
+    }
+
+    /// The command line of its machine, by `pagefold run` if a service folds it. That executes QEMU in its own process.
+    pub(crate) fn as_member(&self, words: &[String]) -> Vec<String> {
+        let Some(service) = &self.service else { return words.to_vec() };
+        let service = service.to_string_lossy();
+        let run: [&str; 9] =
+            [cli::OWN_PROGRAM, "run", "--group", &self.group, "--name", NAME, "--service", &service, "--"];
+        run.map(str::to_owned).into_iter().chain(words.iter().cloned()).collect()
     }
 
     /// Whether its QEMU runs.

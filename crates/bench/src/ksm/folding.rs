@@ -95,6 +95,14 @@ impl Folding {
         Service::connect(Place::at(self.serving.dir()))?.set(GROUP, change).map(drop)
     }
 
+    /// Memory of the pool.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn pool_bytes(&self) -> anyhow::Result<u64> {
+        Ok(self.serving.show(GROUP)?.report.savings.pool_bytes)
+    }
+
     /// Processor time of each part. The agents are threads of the guests' processes.
     fn cpu_by_part(&self) -> anyhow::Result<BTreeMap<&'static str, f64>> {
         let of_process = |pid: u32| -> anyhow::Result<f64> {
@@ -115,7 +123,12 @@ impl Folding {
     }
 }
 
-fn folds(report: &GroupReport) -> Folds {
+/// The change that has a group fold.
+pub fn folds() -> Change {
+    Change { fold: Some(Fold::On), ..Change::default() }
+}
+
+fn folds_of(report: &GroupReport) -> Folds {
     Folds { all: report.bill.folds, again: report.bill.refolds, short: report.bill.short_folds }
 }
 
@@ -172,7 +185,7 @@ impl Merger for Folding {
     }
 
     fn on(&mut self) -> anyhow::Result<()> {
-        self.set(Change { fold: Some(Fold::On), ..Change::default() })
+        self.set(folds())
     }
 
     fn cpu_s(&self) -> anyhow::Result<f64> {
@@ -182,7 +195,7 @@ impl Merger for Folding {
     fn progress(&self) -> anyhow::Result<Progress> {
         let report = self.serving.show(GROUP)?.report;
         let (broken_pages, slots, vmas) = (report.broken_pages, report.slots, report.vmas);
-        let details = Details { broken_pages, slots, vmas, folds: folds(&report) };
+        let details = Details { broken_pages, slots, vmas, folds: folds_of(&report) };
         Ok(Progress { merged_pages: merged_pages(&report), cpu_s: self.cpu_s()?, details: Some(details) })
     }
 
@@ -198,7 +211,7 @@ impl Merger for Folding {
             metadata_bytes: report.index_bytes + report.agent_bytes,
             pages_scanned: Some(report.bill.pages_scanned),
             broken_pages: Some(report.broken_pages),
-            folds: Some(folds(&report)),
+            folds: Some(folds_of(&report)),
             agent_stalls: Some(agent_stalls),
             failures: Some(report.bill.fold_failures),
             cpu_by_part_s: Some(self.cpu_by_part()?),

@@ -4,13 +4,14 @@ use super::scene::Guests;
 use host::{Mapping, Usage};
 use lab::Image;
 use serde::Serialize;
+use std::hash::{BuildHasher, RandomState};
 use std::thread::sleep;
 use std::time::Duration;
 
 /// Share of the guests that are called before memory is counted: 1 in 5.
 const CALLED: usize = 5;
-/// Beginning of the name of a template's memory, as the kernel shows it.
-const MEMORY: &str = "/memfd:pagefold.template-";
+/// Beginnings of the names of a guest's RAM, as the kernel shows them: a template's memory, and the pool of the bench's group.
+const MEMORY: [&str; 2] = ["/memfd:pagefold.template-", "/memfd:pagefold-bench"];
 const MIB: f64 = (1 << 20) as f64;
 
 /// Memory of each of many guests.
@@ -21,7 +22,7 @@ pub struct Density {
     pub n: u32,
     /// Seconds since all had answered.
     pub seconds: u64,
-    /// Private memory of the guest's RAM.
+    /// Private memory of the guest's RAM, and its part of what the pool has taken.
     pub guest_mib_each: f64,
     /// Memory that the host has less available, without the guest's RAM.
     pub vmm_mib_each: f64,
@@ -30,17 +31,41 @@ pub struct Density {
 }
 
 /// The host's `MemAvailable`.
-pub fn available_bytes() -> u64 {
+fn available_bytes() -> u64 {
     host::available_bytes().unwrap_or_default()
 }
 
-/// Waits, calls some of the guests, and counts.
-pub fn of(image: Image, arm: &'static str, seconds: u64, before: u64, guests: &Guests) -> anyhow::Result<Density> {
+/// The host before many guests were started.
+pub struct Before {
+    available_bytes: u64,
+    pool_bytes: u64,
+}
+
+impl Before {
+    /// The host now, with this much memory in the pool.
+    pub fn new(pool_bytes: u64) -> Self {
+        Self { available_bytes: available_bytes(), pool_bytes }
+    }
+}
+
+/// Waits, calls some of the guests, chosen at random, and counts. `pool_bytes` tells what the pool takes then.
+pub fn of(
+    image: Image,
+    arm: &'static str,
+    seconds: u64,
+    before: &Before,
+    guests: &Guests,
+    pool_bytes: impl FnOnce() -> anyhow::Result<u64>,
+) -> anyhow::Result<Density> {
     sleep(Duration::from_secs(seconds));
-    guests.dirs().iter().step_by(CALLED).try_for_each(|dir| start::measure::call(dir))?;
-    let taken = before.saturating_sub(available_bytes()) as f64;
+    let mut dirs = guests.dirs();
+    let random = RandomState::new();
+    dirs.sort_by_key(|dir| random.hash_one(dir));
+    dirs.iter().take(dirs.len().div_ceil(CALLED)).try_for_each(|dir| start::measure::call(dir))?;
+    let taken = before.available_bytes.saturating_sub(available_bytes()) as f64;
     let n = guests.pids().len().max(1);
-    let guest: u64 = guests.pids().into_iter().map(private_ram_bytes).sum();
+    let ram: u64 = guests.pids().into_iter().map(private_ram_bytes).sum();
+    let guest = ram + pool_bytes()?.saturating_sub(before.pool_bytes);
     let pss: u64 = guests.pids().into_iter().map(|pid| Usage::of(pid).map_or(0, |usage| usage.pss_bytes)).sum();
     let each = |bytes: f64| bytes / MIB / n as f64;
     Ok(Density {
@@ -57,6 +82,6 @@ pub fn of(image: Image, arm: &'static str, seconds: u64, before: u64, guests: &G
 /// Memory that only this guest has of its RAM.
 fn private_ram_bytes(pid: u32) -> u64 {
     let mappings = Mapping::read_all(pid).unwrap_or_default();
-    let ram = mappings.iter().filter(|mapping| mapping.name.starts_with(MEMORY));
+    let ram = mappings.iter().filter(|mapping| MEMORY.iter().any(|name| mapping.name.starts_with(name)));
     ram.map(|mapping| mapping.usage.anonymous_bytes).sum()
 }

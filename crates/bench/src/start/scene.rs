@@ -1,15 +1,16 @@
 //! A template in a directory of its own, and each way to start its guest.
 
 use super::Times;
+use crate::ksm::folding::GROUP;
+use api::place::{Meant, Place};
 use host::ProcessStat;
 use lab::{Accelerator, Cache, Image, Recipe, Spec};
 use start::measure::{Machine, Stock};
-use start::{Cloned, Clones, Source, Store, Template, Wanted};
+use start::{Cloned, Clones, Folding, Source, Store, Template, Wanted};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-/// The group that the template belongs to.
-const GROUP: &str = "bench";
 /// Name of the template.
 const NAME: &str = "bench";
 /// Word of the kernel's command line that has the helper started.
@@ -21,16 +22,19 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub struct Scene {
     image: Image,
     clones: Clones,
+    store: Store,
     source: Source,
     template: Template,
     template_dir: PathBuf,
-    stock_dir: PathBuf,
-    saved: PathBuf,
+    dir: PathBuf,
 }
 
 /// Guests that were started together.
 pub struct Guests<'a> {
+    /// From the beginning of the first start to the last answer.
     pub all_answered_s: f64,
+    /// From the beginning of its start to each one's answer; of stock clones, whose steps are made in turn, none.
+    pub each_s: Vec<f64>,
     scene: &'a Scene,
     clones: Vec<Cloned>,
     stock: Vec<(Machine, PathBuf)>,
@@ -84,9 +88,11 @@ impl Scene {
         };
         let (store, clones) = (Store::open(&dir.join("templates")), Clones::open(&dir.join("c")));
         let template = store.create(GROUP, NAME, &source)?;
-        let (template_dir, saved) = (store.dir_of(GROUP, NAME), dir.join("saved"));
-        let scene = Self { image, clones, source, template, template_dir, stock_dir: dir, saved };
-        scene.save()?;
+        let template_dir = store.dir_of(GROUP, NAME);
+        let scene = Self { image, clones, store, source, template, template_dir, dir };
+        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
+        scene.make("first", 1, 0, None)?;
+        scene.save(None)?;
         Ok(scene)
     }
 
@@ -94,14 +100,25 @@ impl Scene {
         if matches!(self.image, Image::Tiny) { "tiny" } else { "debian" }
     }
 
-    /// Writes the template's state to a file with its memory, to be restored by copying.
-    fn save(&self) -> anyhow::Result<()> {
-        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
-        self.make("first", 1, 0)?;
-        self.clones.save_template(&self.wanted("saved", 1, 0), &self.saved)
+    pub const fn image(&self) -> Image {
+        self.image
     }
 
-    fn wanted<'a>(&'a self, names: &'a str, count: usize, warm: usize) -> Wanted<'a> {
+    /// The file to restore from: one says that a service folds the guest, the other does not.
+    fn saved(&self, is_folded: bool) -> PathBuf {
+        self.dir.join(if is_folded { "saved-folded" } else { "saved" })
+    }
+
+    /// Writes the template's state to a file with its memory, to be restored by copying.
+    pub fn save(&self, folding: Option<&Folding>) -> anyhow::Result<()> {
+        let file = self.saved(folding.is_some());
+        if file.exists() {
+            return Ok(());
+        }
+        self.clones.save_template(&self.wanted("saved", 1, 0, folding), &file)
+    }
+
+    fn wanted<'a>(&'a self, names: &'a str, count: usize, warm: usize, folding: Option<&'a Folding>) -> Wanted<'a> {
         Wanted {
             template: &self.template,
             dir: &self.template_dir,
@@ -110,11 +127,12 @@ impl Scene {
             warm,
             allow_unconfirmed: false,
             patience: PATIENCE,
+            folding,
         }
     }
 
-    fn make(&self, names: &str, count: usize, warm: usize) -> anyhow::Result<Vec<Cloned>> {
-        self.clones.make(&self.wanted(names, count, warm))
+    fn make(&self, names: &str, count: usize, warm: usize, folding: Option<&Folding>) -> anyhow::Result<Vec<Cloned>> {
+        self.clones.make(&self.wanted(names, count, warm, folding))
     }
 
     fn end(&self, name: &str) -> anyhow::Result<()> {
@@ -122,24 +140,28 @@ impl Scene {
     }
 
     fn stock(&self) -> Stock<'_> {
-        Stock { source: &self.source, template: &self.template, template_dir: &self.template_dir, dir: &self.stock_dir }
+        Stock { source: &self.source, template: &self.template, template_dir: &self.template_dir, dir: &self.dir }
+    }
+
+    fn restore(&self, name: &str, is_folded: bool, store: &Store) -> anyhow::Result<Cloned> {
+        self.clones.restore(&self.saved(is_folded), Some(name), (false, PATIENCE), store)
     }
 
     /// Starts one guest in each way, one after the other.
     pub fn round(&self) -> anyhow::Result<Times> {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let boot = ms(self.stock().boot()?);
-        let restore = self.timed(|| self.clones.restore(&self.saved, Some("restored"), (false, PATIENCE)).map(drop))?;
+        let boot = ms(self.stock().boot("boot")?.1);
+        let restore = self.timed(|| self.restore("restored", false, &self.store).map(drop))?;
         self.end("restored")?;
         let stock = ms(self.stock().clone(1)?.1);
-        let clone = self.timed(|| self.make("one", 1, 0).map(drop))?;
+        let clone = self.timed(|| self.make("one", 1, 0, None).map(drop))?;
         let record = self.clones.find("one")?;
-        let wanted = self.wanted("one", 1, 0);
+        let wanted = self.wanted("one", 1, 0, None);
         let rollback = self.timed(|| self.clones.roll_back(&record, &wanted).map(drop))?;
         self.end("one")?;
         // One that waits is there beforehand.
-        self.make("other", 1, 1)?;
-        let warm = self.timed(|| self.make("warm", 1, 0).map(drop))?;
+        self.make("other", 1, 1, None)?;
+        let warm = self.timed(|| self.make("warm", 1, 0, None).map(drop))?;
         self.end("warm")?;
         self.end("other")?;
         Ok(Times { boot, restore, stock, clone, warm, rollback })
@@ -152,21 +174,90 @@ impl Scene {
         Ok(begin.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// Starts many guests by `clone`, or by `stock` QEMU.
-    pub fn many(&self, arm: &str, count: u32) -> anyhow::Result<Guests<'_>> {
+    /// The service in this directory, for clones that it is to fold.
+    pub fn folding(&self, service: &Path) -> anyhow::Result<Option<Folding>> {
+        Folding::find(&Meant::Named(Place::at(service)), GROUP)
+    }
+
+    /// Starts clones, folded or not. They answer.
+    pub fn cloned(&self, names: &str, count: u32, folding: Option<&Folding>) -> anyhow::Result<Guests<'_>> {
         let begin = Instant::now();
-        let mut guests = Guests { all_answered_s: 0.0, scene: self, clones: Vec::new(), stock: Vec::new() };
-        if arm == "clone" {
-            guests.clones = self.make("many-%d", count as usize, 0)?;
-            guests.all_answered_s = begin.elapsed().as_secs_f64();
-        } else {
-            let (machines, time) = self.stock().clone(count as usize)?;
-            let dirs = (0..count).map(|number| self.stock_dir.join(format!("stock-{number}")));
-            guests.stock = machines.into_iter().zip(dirs).collect();
-            guests.all_answered_s = time.as_secs_f64();
-        }
+        let mut guests = self.none();
+        guests.clones = self.make(names, count as usize, 0, folding)?;
+        guests.all_answered_s = begin.elapsed().as_secs_f64();
+        guests.each_s = guests.clones.iter().filter_map(|clone| Some(clone.answered_ms? / 1e3)).collect();
         Ok(guests)
     }
+
+    /// Starts guests by stock QEMU. They answer.
+    pub fn stock_cloned(&self, count: u32) -> anyhow::Result<Guests<'_>> {
+        let (machines, time) = self.stock().clone(count as usize)?;
+        let dirs = (0..count).map(|number| self.dir.join(format!("stock-{number}")));
+        let mut guests = self.none();
+        guests.stock = machines.into_iter().zip(dirs).collect();
+        guests.all_answered_s = time.as_secs_f64();
+        Ok(guests)
+    }
+
+    /// Restores guests by copying, one after the other, as members of the service that [`Self::save`] was told of. `onto_template` says
+    /// whether it is to know their template.
+    pub fn restored(&self, count: u32, onto_template: bool) -> anyhow::Result<Guests<'_>> {
+        let begin = Instant::now();
+        let none = Store::open(&self.dir.join("none"));
+        let mut guests = self.none();
+        for number in 1..=count {
+            let store = if onto_template { &self.store } else { &none };
+            guests.clones.push(self.restore(&format!("restored-{number}"), true, store)?);
+        }
+        guests.all_answered_s = begin.elapsed().as_secs_f64();
+        Ok(guests)
+    }
+
+    /// Boots guests, all at the same time.
+    pub fn booted_at_once(&self, count: u32) -> anyhow::Result<Guests<'_>> {
+        let (begin, mut guests) = (Instant::now(), self.none());
+        let names = (1..=count).map(|number| format!("boot-{number}")).collect::<Vec<_>>();
+        for (name, (machine, time)) in names.iter().zip(at_once(&names, |name| self.stock().boot(name))?) {
+            guests.each_s.push(time.as_secs_f64());
+            guests.stock.push((machine, self.dir.join(name)));
+        }
+        guests.all_answered_s = begin.elapsed().as_secs_f64();
+        Ok(guests)
+    }
+
+    /// Restores guests by copying, all at the same time. Nobody folds them.
+    pub fn restored_at_once(&self, count: u32) -> anyhow::Result<Guests<'_>> {
+        let (begin, mut guests) = (Instant::now(), self.none());
+        let names = (1..=count).map(|number| format!("restored-{number}")).collect::<Vec<_>>();
+        guests.clones = at_once(&names, |name| self.restore(name, false, &self.store))?;
+        guests.all_answered_s = begin.elapsed().as_secs_f64();
+        guests.each_s = guests.clones.iter().filter_map(|clone| Some(clone.answered_ms? / 1e3)).collect();
+        Ok(guests)
+    }
+
+    const fn none(&self) -> Guests<'_> {
+        Guests { all_answered_s: 0.0, each_s: Vec::new(), scene: self, clones: Vec::new(), stock: Vec::new() }
+    }
+
+    /// The memory file that a service keeps for a folded clone: its device and inode.
+    pub fn memory_of(guests: &Guests) -> (u64, u64) {
+        let file = guests.clones.first().and_then(|clone| {
+            let record = guests.scene.clones.find(&clone.name).ok()?;
+            record.memory.map(|file| (file.device, file.inode))
+        });
+        file.unwrap_or_default()
+    }
+}
+
+/// Does something for each name, all at the same time.
+fn at_once<T: Send>(names: &[String], what: impl Fn(&str) -> anyhow::Result<T> + Sync) -> anyhow::Result<Vec<T>> {
+    let what = &what;
+    thread::scope(|scope| {
+        let doing: Vec<_> = names.iter().map(|name| scope.spawn(move || what(name))).collect();
+        let done = doing.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        // Each, so that those that are there are ended if one is not.
+        done.collect::<Vec<_>>().into_iter().collect()
+    })
 }
 
 impl Drop for Scene {

@@ -1,12 +1,13 @@
 //! `pagefold clone`, `pagefold clones` and `pagefold rollback`.
 
+use super::which::Which;
 use api::name;
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use report::{Align, Table};
 use serde_json::json;
-use start::{Cloned, Clones, Record, State, Store, Wanted};
+use start::{Cloned, Clones, Folding, Record, State, Store, Wanted};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use std::time::Duration;
 #[command(after_help = "\
 Starts all clones, and returns when each has answered from inside: that it is another than its siblings, by a request that
 names each thing that must differ. Clones that do not answer so are ended, and none is handed out.
+
+Where a service serves the group (pagefold serve), the clones are members of it from their first moment: what they write is folded
+again, with everybody in the group. It keeps the template's memory until the last clone has ended.
 
 Examples:
   pagefold clone web --count 10 --group acme
@@ -37,6 +41,11 @@ pub struct CloneArgs {
     /// Hand out clones in which nobody answers, too: they have the names, keys and random numbers of their siblings
     #[arg(long)]
     allow_unconfirmed: bool,
+    /// Start clones that are no members, also where a service serves the group
+    #[arg(long, conflicts_with = "service")]
+    no_fold: bool,
+    #[command(flatten)]
+    service: Which,
     #[command(flatten)]
     how: How,
 }
@@ -117,6 +126,7 @@ fn places() -> (Store, Clones) {
 pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
     let (store, clones) = places();
     let (template, dir) = store.find(&args.group, &args.template)?;
+    let folding = if args.no_fold { None } else { Folding::find(&args.service.meant(), &args.group)? };
     host::note_interrupts()?;
     let names = args.name.clone().unwrap_or_else(|| format!("{}-%d", template.name));
     let made = clones.make(&Wanted {
@@ -127,6 +137,7 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
         warm: args.warm as usize,
         allow_unconfirmed: args.allow_unconfirmed,
         patience: Duration::from_secs(args.how.timeout),
+        folding: folding.as_ref(),
     })?;
     print(&made, args.how.json)
 }
@@ -145,6 +156,7 @@ pub fn roll_back(args: &RollbackArgs) -> anyhow::Result<Outcome> {
         let text = format!("template {} was made anew after clone {} was made of it", template.name, clone.name);
         return Err(Stop::Usage(format!("{text}: there is nothing to put it back to")).into());
     }
+    let folding = Folding::again(&clone)?;
     host::note_interrupts()?;
     let wanted = Wanted {
         template: &template,
@@ -154,6 +166,7 @@ pub fn roll_back(args: &RollbackArgs) -> anyhow::Result<Outcome> {
         warm: 0,
         allow_unconfirmed: clone.state == State::Unconfirmed,
         patience: Duration::from_secs(args.how.timeout),
+        folding: folding.as_ref(),
     };
     print(&[clones.roll_back(&clone, &wanted)?], args.how.json)
 }
@@ -170,9 +183,9 @@ pub fn save(args: &SaveArgs) -> anyhow::Result<Outcome> {
 
 /// Runs `pagefold restore`.
 pub fn restore(args: &RestoreArgs) -> anyhow::Result<Outcome> {
-    let (_, clones) = places();
-    let patience = Duration::from_secs(args.how.timeout);
-    print(&[clones.restore(&args.file, Some(&args.clone), (args.allow_unconfirmed, patience))?], args.how.json)
+    let (store, clones) = places();
+    let hand = (args.allow_unconfirmed, Duration::from_secs(args.how.timeout));
+    print(&[clones.restore(&args.file, Some(&args.clone), hand, &store)?], args.how.json)
 }
 
 /// Runs `pagefold clones`.
@@ -235,13 +248,14 @@ fn print(made: &[Cloned], as_json: bool) -> anyhow::Result<Outcome> {
         output::line(serde_json::to_string_pretty(&json!({"clones": made}))?)?;
         return Ok(Outcome::Done);
     }
-    let columns =
-        [("CLONE", Align::Left), ("PID", Align::Right), ("ANSWERED", Align::Right), ("MACHINE-ID", Align::Left)];
+    let (left, right) = (Align::Left, Align::Right);
+    let columns = [("CLONE", left), ("PID", right), ("ANSWERED", right), ("FOLDED", left), ("MACHINE-ID", left)];
     let mut table = Table::new(&columns);
     for one in made {
         let answered = one.answered_ms.map_or_else(|| "unconfirmed".into(), |ms| format!("{ms:.0} ms"));
+        let folded = if one.service.is_some() { "yes" } else { "no" };
         let machine_id = one.machine_id.clone().unwrap_or_else(|| "-".into());
-        table.row([one.name.clone(), one.pid.to_string(), answered, machine_id]);
+        table.row([one.name.clone(), one.pid.to_string(), answered, folded.to_owned(), machine_id]);
     }
     output::bytes(table.to_string().as_bytes())?;
     Ok(Outcome::Done)

@@ -1,6 +1,7 @@
 //! Templates and clones of a test's own, and commands inside clones.
 
 use crate::common::json_of;
+use crate::common::service::Service;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
@@ -16,17 +17,34 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Directories for templates and clones. Dropping it ends the clones.
 pub struct Rig {
     dir: tempfile::TempDir,
+    /// The group that clones are made in.
+    group: String,
+    env: Vec<(String, String)>,
 }
 
 impl Rig {
     pub fn new() -> Self {
-        Self { dir: tempfile::Builder::new().prefix("cl").tempdir_in("/tmp").expect("a temporary directory") }
+        let dir = tempfile::Builder::new().prefix("cl").tempdir_in("/tmp").expect("a temporary directory");
+        Self { dir, group: "acme".into(), env: Vec::new() }
+    }
+
+    /// One whose clones are folded by a service, soon after they were written.
+    #[allow(dead_code, reason = "each test binary uses its part of this")]
+    pub fn folded_by(service: &Service) -> Self {
+        let (variable, token) = service.mark();
+        let place = service.place().to_str().expect("a plain path").to_owned();
+        let env = [(variable, token), ("PAGEFOLD_DIR", &place), ("PAGEFOLD_EAGER", "1")];
+        let env = env.map(|(variable, value)| (variable.to_owned(), value.to_owned())).to_vec();
+        let mut rig = Self::new();
+        (rig.group, rig.env) = (service.group("acme"), env);
+        rig
     }
 
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
         command.args(words);
         command.env("PAGEFOLD_TEMPLATES", self.templates()).env("PAGEFOLD_CLONES", self.clones());
+        command.envs(self.env.iter().map(|(variable, value)| (variable, value)));
         command
     }
 
@@ -60,7 +78,7 @@ impl Rig {
 
     /// Makes clones in the group `acme`.
     pub fn clone(&self, template: &str, more: &[&str]) -> Vec<Value> {
-        let made = self.json(&[&["clone", template, "--group", "acme"], more].concat());
+        let made = self.json(&[&["clone", template, "--group", &self.group], more].concat());
         made["clones"].as_array().expect("a list").clone()
     }
 

@@ -3,10 +3,11 @@
 
 use super::{Cloned, Clones, Wanted, shown};
 use crate::ask::Helper;
+use crate::folding::Folding;
 use crate::identities::{Identity, uuid};
 use crate::machine::Places;
 use crate::memory;
-use crate::place::{lock, private_dir, remove_dir};
+use crate::place::{lock, private_dir};
 use crate::record::{Record, State};
 use crate::saving;
 use crate::vmm;
@@ -119,18 +120,21 @@ impl Job<'_> {
             return Ok(());
         }
         let template = self.wanted.template;
-        let there = self.clones.of(template)?.iter().filter(|clone| clone.state == State::Warm).count();
+        let service = self.wanted.folding.map(Folding::dir);
+        let is_there = |clone: &&Record| clone.state == State::Warm && clone.service.as_deref() == service;
+        let there = self.clones.of(template)?.iter().filter(is_there).count();
         for _ in there..self.wanted.warm {
             let name = format!("warm-{}", &uuid()[..8]);
             let dir = self.clones.dir_of(&name);
             private_dir(&dir)?;
-            let record = Record::starting(template, &name, memory::id_of(self.memory)?, None)?;
+            let begun = Record::starting(self.wanted, &name)?;
+            let record = Record { memory: Some(memory::id_of(self.memory)?), ..begun };
             let mut slot = Slot { record, dir };
             slot.record.write(&slot.dir)?;
             let deadline = Instant::now() + self.wanted.patience;
             let loaded = self.load(&mut slot, deadline).and_then(|qmp| self.rehearse(&slot, qmp, deadline));
             if let Err(why) = loaded {
-                end_one(&slot)?;
+                self.clones.forget(&slot.record)?;
                 return Err(why);
             }
             slot.record.state = State::Warm;
@@ -162,14 +166,14 @@ impl Job<'_> {
             vmm::leave_out_memory(&mut qmp, false)?;
             saving::append_state(&mut qmp, to, deadline)
         });
-        let ended = end_one(&slot);
+        let ended = self.clones.forget(&slot.record);
         written.and(ended)
     }
 
     fn end_all(&self, slots: Vec<Mutex<Slot>>) -> anyhow::Result<()> {
         let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
         // Each, whatever becomes of others.
-        let ended: Vec<anyhow::Result<()>> = slots.map(|slot| end_one(&slot)).collect();
+        let ended: Vec<anyhow::Result<()>> = slots.map(|slot| self.clones.forget(&slot.record)).collect();
         ended.into_iter().collect()
     }
 
@@ -197,7 +201,8 @@ pub(super) fn start(
 ) -> anyhow::Result<Qmp> {
     let process = {
         let _lock = lock(&clones.dir)?;
-        vmm::start(words, &Places { dir: &slot.dir, name: &slot.record.name, disk }, memory)?
+        let words = slot.record.as_member(words);
+        vmm::start(&words, &Places { dir: &slot.dir, name: &slot.record.name, disk }, memory)?
     };
     slot.record.process = Some(process);
     slot.record.write(&slot.dir)?;
@@ -242,10 +247,4 @@ impl Hand {
         cloned.machine_id = answer.map(|answer| answer.machine_id);
         Ok(cloned)
     }
-}
-
-/// Ends the machine of a slot, and removes its directory.
-pub(super) fn end_one(slot: &Slot) -> anyhow::Result<()> {
-    slot.record.process.as_ref().map_or(Ok(()), vmm::end)?;
-    remove_dir(&slot.dir)
 }

@@ -3,12 +3,15 @@
 //! The file begins with a line of JSON that says what it is, followed by QEMU's own state with the memory in it. It has
 //! another name (`.part`) until it is complete.
 
-use super::job::{Hand, Job, Slot, end_one, start, wait_loaded};
+use super::job::{Hand, Job, Slot, start, wait_loaded};
 use super::{Cloned, Clones, Wanted};
+use crate::folding::Folding;
 use crate::machine;
+use crate::memory;
 use crate::place::{lock, private_dir};
 use crate::record::{Record, State};
 use crate::saving;
+use crate::store::Store;
 use crate::template::{Template, Vmm};
 use crate::vmm;
 use anyhow::{Context, bail};
@@ -68,46 +71,71 @@ impl Clones {
         write_file(file, &header, |part| job.write_whole(slot, &std::path::absolute(part)?))
     }
 
-    /// Goes on with a clone that was saved, under the name that it had, or another. Under another, it gets another identity.
+    /// Goes on with a clone that was saved, under the name that it had, or another. Under another, it gets another identity. If a
+    /// service folded it, it is folded again, and onto its template, as long as that is in the `store`.
     ///
     /// # Errors
     /// It is no such file, a clone of this name lives, QEMU is another, or nobody answers.
-    pub fn restore(&self, file: &Path, name: Option<&str>, hand: (bool, Duration)) -> anyhow::Result<Cloned> {
+    pub fn restore(
+        &self,
+        file: &Path,
+        name: Option<&str>,
+        hand: (bool, Duration),
+        store: &Store,
+    ) -> anyhow::Result<Cloned> {
         let (header, offset) = read_header(file)?;
         header.vmm.check(Path::new(&header.words[0]))?;
         let name = name.unwrap_or(&header.record.name).to_owned();
         private_dir(&self.dir)?;
-        let dir = self.dir_of(&name);
-        let mut slot = {
-            let _lock = lock(&self.dir)?;
-            let taken = self.tidy()?.iter().any(|clone| clone.name == name);
-            crate::names::deal(&name, 1, &taken.then(|| name.clone()).into_iter().collect())?;
-            private_dir(&dir)?;
-            let starter = Some(ProcessId::of(std::process::id())?);
-            // Under another name it is another guest: that of its name may live.
-            let same = header.record.identity.as_ref().filter(|_| name == header.record.name);
-            let identity = same.map(|identity| identity.again());
-            let begun = Record {
-                name: name.clone(),
-                state: State::Starting,
-                process: None,
-                starter,
-                memory: None,
-                identity,
-                ..header.record
-            };
-            begun.write(&dir)?;
-            Slot { record: begun, dir }
-        };
+        let folding = Folding::again(&header.record)?;
+        let mut slot = self.take_name(&header.record, name, folding.as_ref())?;
         let begin = Instant::now();
         let hand = Hand { has_helper: header.has_helper, allow_unconfirmed: hand.0, patience: hand.1 };
         let disk = header.disk.unwrap_or_default();
+        if let Err(why) = self.offer_template(&slot.record, folding.as_ref(), store) {
+            cli::say!("pagefold: {} is not folded onto its template: {why:#}", slot.record.name);
+        }
         let loaded = self.read_state(&mut slot, &header.words, &disk, (file, offset), begin + hand.patience);
         let restored = loaded.and_then(|qmp| hand.out(&mut slot, qmp, begin));
         if restored.is_err() {
-            end_one(&slot)?;
+            self.forget(&slot.record)?;
         }
         restored.with_context(|| format!("{} cannot be restored from {}", slot.record.name, file.display()))
+    }
+
+    /// Takes a name for a clone that was saved.
+    fn take_name(&self, saved: &Record, name: String, folding: Option<&Folding>) -> anyhow::Result<Slot> {
+        let _lock = lock(&self.dir)?;
+        let dir = self.dir_of(&name);
+        let taken = self.tidy()?.iter().any(|clone| clone.name == name);
+        crate::names::deal(&name, 1, &taken.then(|| name.clone()).into_iter().collect())?;
+        private_dir(&dir)?;
+        // Under another name it is another guest: that of its name may live.
+        let same = saved.identity.as_ref().filter(|_| name == saved.name);
+        let record = Record {
+            name,
+            state: State::Starting,
+            process: None,
+            starter: Some(ProcessId::of(std::process::id())?),
+            memory: None,
+            identity: same.map(|identity| identity.again()),
+            service: folding.map(|folding| folding.dir().to_owned()),
+            ..saved.clone()
+        };
+        record.write(&dir)?;
+        Ok(Slot { record, dir })
+    }
+
+    /// Has the service know the template of a clone that is restored by copying, so that its pages fold onto that. A template that is
+    /// gone, or was made anew, is nothing that it needs.
+    fn offer_template(&self, clone: &Record, folding: Option<&Folding>, store: &Store) -> anyhow::Result<()> {
+        let Some(folding) = folding else { return Ok(()) };
+        let Ok((template, dir)) = store.find(&clone.group, &clone.template) else { return Ok(()) };
+        if !clone.is_of(&template) {
+            return Ok(());
+        }
+        let _lock = lock(&self.dir)?;
+        memory::of(&template, &dir, &self.tidy()?, Some(folding)).map(drop)
     }
 
     fn read_state(

@@ -86,6 +86,7 @@ pub fn to_worker() -> impl Strategy<Value = ToWorker> {
         (any::<u32>(), vec(outcome, 0..=FOLD_PAGES)).prop_map(|(id, outcomes)| ToWorker::Folded(id, outcomes)),
         slot_runs().prop_map(ToWorker::Released),
         any::<u32>().prop_map(ToWorker::LeaseTaken),
+        "[a-z ]{0,200}".prop_map(ToWorker::Bye),
         stats().prop_map(|stats| ToWorker::Stats(Box::new(stats))),
         (any::<u32>(), vec(why, 0..=WHY_PAGES)).prop_map(|(id, reasons)| ToWorker::Because(id, reasons)),
     ]

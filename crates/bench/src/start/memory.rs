@@ -1,0 +1,215 @@
+//! Memory of guests while they work, by page frames, and what merging it takes.
+//!
+//! | arm | guests | merger |
+//! |---|---|---|
+//! | `clone` | clones | none |
+//! | `merge` | restored by copying, and strangers to any template | Pagefold |
+//! | `clone+ksmd` | clones | ksmd, at its highest rate |
+//! | `clone+fold` | clones, born folded | Pagefold |
+//!
+//! The template's own memory is in no figure: every arm but `merge` has it once.
+
+use super::scene::{Guests, Scene};
+use crate::guardian::Guardian;
+use crate::ksm::folding::Folding as Service;
+use crate::ksm::ksmd::{Ksmd, may_use};
+use crate::ksm::merger::Merger;
+use crate::workload::{churn_script, in_memory_script};
+use audit::contents::{Contents, Places, Pooled};
+use cli::say;
+use lab::Image;
+use page::HostVirt;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// The arms.
+pub const ARMS: [&str; 4] = ["clone", "merge", KSMD, "clone+fold"];
+/// The arm of ksmd.
+const KSMD: &str = "clone+ksmd";
+/// Times of counts, in seconds since the work began, beside its end.
+const COUNTS: [u64; 2] = [0, 60];
+/// Time that a duplicate must have lived to be counted as one: 20 s. If guests work for less than 40 s, half of that.
+const LIVED: Duration = Duration::from_secs(20);
+/// Pause of the work in a guest after each turn, in seconds.
+const PAUSE: u64 = 5;
+/// Rows of the database that each turn of the work deletes.
+const DELETED_ROWS: u32 = 300;
+/// Least size of a mapping that is a guest's RAM, for a merger that asks.
+const LEAST_RAM: u64 = 32 << 20;
+
+/// Memory at one time of an arm.
+#[derive(Serialize)]
+pub struct Memory {
+    pub image: Image,
+    pub arm: &'static str,
+    pub n: u32,
+    /// Since the work began.
+    pub seconds: u64,
+    /// Frames of the guests' processes and of the pool, but for the template.
+    pub bytes_each: f64,
+    /// Share of the duplicates that are folded, of those that are or have lived for 20 s; at the end alone.
+    pub folded_of_possible: Option<f64>,
+    /// Processor time of the merger since the work began.
+    pub merger_cpu_s: f64,
+    /// Mappings of each process.
+    pub mappings_each: f64,
+}
+
+/// Runs these arms.
+///
+/// # Errors
+/// A guest ends, or the host has no KSM that may be used.
+pub fn run(
+    scene: &Scene,
+    arms: &[&'static str],
+    (n, seconds): (u32, u64),
+    (dir, guardian): (&Path, &mut Guardian),
+) -> anyhow::Result<Vec<Memory>> {
+    if arms.contains(&KSMD) {
+        guardian.keep_ksm(&may_use()?)?;
+    }
+    let mut all = Vec::new();
+    for &arm in arms {
+        say!("pagefold: {}: {n} guests work for {seconds} s: {arm}", scene.name());
+        all.append(&mut one_arm(scene, arm, (n, seconds), (dir, &mut *guardian))?);
+    }
+    Ok(all)
+}
+
+/// The merger of an arm.
+enum Side {
+    Nobody,
+    Ksmd(Ksmd),
+    Service(Service),
+}
+
+impl Side {
+    fn merger(&mut self) -> Option<&mut dyn Merger> {
+        match self {
+            Self::Nobody => None,
+            Self::Ksmd(ksmd) => Some(ksmd),
+            Self::Service(service) => Some(service),
+        }
+    }
+
+    fn cpu_s(&mut self) -> anyhow::Result<f64> {
+        self.merger().map_or(Ok(0.0), |merger| merger.cpu_s())
+    }
+}
+
+fn one_arm(
+    scene: &Scene,
+    arm: &'static str,
+    (n, seconds): (u32, u64),
+    (dir, guardian): (&Path, &mut Guardian),
+) -> anyhow::Result<Vec<Memory>> {
+    let mut side = match arm {
+        "clone" => Side::Nobody,
+        KSMD => Side::Ksmd(Ksmd::new(false)?),
+        _ => Side::Service(Service::start(dir, true, guardian)?),
+    };
+    let folding = match &side {
+        Side::Service(service) => {
+            service.set(crate::ksm::folding::folds())?;
+            scene.folding(service.dir())?
+        }
+        _ => None,
+    };
+    let guests = if arm == "merge" {
+        scene.save(folding.as_ref())?;
+        scene.restored(n, false)?
+    } else {
+        scene.cloned("works-%d", n, folding.as_ref())?
+    };
+    if let Some(merger) = side.merger() {
+        let found: Vec<(u32, u64)> = guests.pids().into_iter().map(|pid| (pid, LEAST_RAM)).collect();
+        merger.meet(&found)?;
+        merger.on()?;
+    }
+    let counted = work(scene, arm, &mut side, &guests, seconds)?;
+    drop(guests);
+    side.merger().map_or(Ok(()), |merger| merger.off())?;
+    Ok(counted)
+}
+
+/// Has the guests work, and counts.
+fn work(
+    scene: &Scene,
+    arm: &'static str,
+    side: &mut Side,
+    guests: &Guests,
+    seconds: u64,
+) -> anyhow::Result<Vec<Memory>> {
+    let cpu_before = side.cpu_s()?;
+    let lived = LIVED.min(Duration::from_secs(seconds) / 2);
+    let mut counted = vec![(0, Count::now(side, guests)?, 0.0, None)];
+    let script = if scene.image() == Image::Tiny { in_memory_script(PAUSE) } else { churn_script(PAUSE, DELETED_ROWS) };
+    let once = format!("[ -e /run/works ] || {{ : >/run/works; {script} }}");
+    let begin = Instant::now();
+    guests.dirs().iter().try_for_each(|dir| start::measure::run(dir, &once))?;
+    let until = |time: Duration| sleep((begin + time).saturating_duration_since(Instant::now()));
+    for at in COUNTS.into_iter().filter(|at| (1..seconds).contains(at)) {
+        until(Duration::from_secs(at));
+        let cpu = side.cpu_s()? - cpu_before;
+        counted.push((at, Count::now(side, guests)?, cpu, None));
+    }
+    until(Duration::from_secs(seconds) - lived);
+    let before = Count::now(side, guests)?.duplicates();
+    sleep(lived);
+    let cpu = side.cpu_s()? - cpu_before;
+    let last = Count::now(side, guests)?;
+    let share = last.folded_of_possible(&before);
+    counted.push((begin.elapsed().as_secs(), last, cpu, side.merger().map(|_| share)));
+    let n = guests.pids().len().max(1);
+    let shown = |(seconds, count, merger_cpu_s, folded_of_possible): (u64, Count, f64, Option<f64>)| Memory {
+        image: scene.image(),
+        arm,
+        n: n as u32,
+        seconds,
+        bytes_each: page::pages_to_bytes(count.frames()) as f64 / n as f64,
+        folded_of_possible,
+        merger_cpu_s,
+        mappings_each: count.contents.taken.vmas as f64 / n as f64,
+    };
+    Ok(counted.into_iter().map(shown).collect())
+}
+
+/// Frames of an arm's guests, and of their pool without the template.
+struct Count {
+    contents: Contents,
+    pool: Pooled,
+}
+
+impl Count {
+    fn now(side: &mut Side, guests: &Guests) -> anyhow::Result<Self> {
+        let own = side.merger().map_or_else(|| Ok(Vec::new()), |merger| merger.own_pids())?;
+        let places = Places::of(&guests.pids(), &own)?;
+        let pool = places.pooled_but(Scene::memory_of(guests));
+        Ok(Self { pool, contents: places.read()? })
+    }
+
+    fn frames(&self) -> u64 {
+        let taken = &self.contents.taken;
+        taken.frames - taken.pool + self.pool.pages
+    }
+
+    /// Pages that are superfluous, or one of which is not.
+    fn duplicates(&self) -> HashSet<(u32, HostVirt)> {
+        let pages = self.contents.duplicates.iter().flat_map(|class| &class.pages);
+        pages.map(|page| (page.pid, page.at)).collect()
+    }
+
+    /// See [`Memory::folded_of_possible`]. Pages that show the template again count as if they had never been written.
+    fn folded_of_possible(&self, before: &HashSet<(u32, HostVirt)>) -> f64 {
+        let folded = self.contents.taken.shared_places + (self.pool.places - self.pool.mapped);
+        let lived = self.contents.duplicates.iter().map(|class| {
+            let pages = class.pages.iter().filter(|page| before.contains(&(page.pid, page.at))).count() as u64;
+            pages.saturating_sub(u64::from(!class.has_slot))
+        });
+        let open: u64 = lived.sum();
+        folded as f64 / (folded + open).max(1) as f64
+    }
+}

@@ -1,0 +1,84 @@
+//! Guests that are restored by copying, as members of a group that has their template: how soon their pages are folded.
+
+use super::scene::{Guests, Scene};
+use crate::guardian::Guardian;
+use crate::ksm::folding::{self, Folding as Service};
+use crate::ksm::merger::Merger;
+use audit::contents::Places;
+use lab::Image;
+use serde::Serialize;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Times after the last restore at which is counted, in seconds.
+const COUNTS: [u64; 5] = [2, 5, 10, 20, 40];
+
+/// Share of the pages that are folded from which on nobody watches any more.
+const ALL: f64 = 0.995;
+
+/// Guests that were restored by copying.
+#[derive(Serialize)]
+pub struct Restored {
+    pub image: Image,
+    pub n: u32,
+    /// Time until all had answered.
+    pub all_answered_s: f64,
+    /// Of all guests, and of the last one, over time.
+    pub folded: Vec<Folded>,
+}
+
+/// Pages that are folded.
+#[derive(Serialize)]
+pub struct Folded {
+    /// Since the last guest was restored.
+    pub seconds: u64,
+    /// Share of the pages whose content a slot has.
+    pub share: f64,
+    /// The same of the guest that was restored last.
+    pub share_of_last: f64,
+    /// Processor time of the merger until then, in seconds.
+    pub merger_cpu_s: f64,
+}
+
+/// Restores guests, and watches.
+///
+/// # Errors
+/// A guest does not come up.
+pub fn run(scene: &Scene, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Restored> {
+    let mut service = Service::start(dir, true, guardian)?;
+    service.set(folding::folds())?;
+    let folding = scene.folding(service.dir())?;
+    scene.save(folding.as_ref())?;
+    let guests = scene.restored(n, true)?;
+    service.meet(&guests.pids().into_iter().map(|pid| (pid, 1)).collect::<Vec<_>>())?;
+    let folded = watch(&service, &guests)?;
+    let all_answered_s = guests.all_answered_s;
+    drop(guests);
+    service.off()?;
+    Ok(Restored { image: scene.image(), n, all_answered_s, folded })
+}
+
+fn watch(service: &Service, guests: &Guests) -> anyhow::Result<Vec<Folded>> {
+    let (begin, pids) = (Instant::now(), guests.pids());
+    let mut folded = Vec::new();
+    for seconds in COUNTS {
+        sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
+        let own = service.own_pids()?;
+        let last = share(pids.last().map(std::slice::from_ref).unwrap_or_default(), &own)?;
+        let merger_cpu_s = service.cpu_s()?;
+        folded.push(Folded { seconds, share: share(&pids, &own)?, share_of_last: last, merger_cpu_s });
+        if folded.last().is_some_and(|folded| folded.share > ALL && folded.share_of_last > ALL) {
+            break;
+        }
+    }
+    Ok(folded)
+}
+
+/// Share of these guests' pages that map slots, of all whose content a slot has that these guests map.
+fn share(pids: &[u32], own: &[u32]) -> anyhow::Result<f64> {
+    let found = Places::of(pids, own)?.read()?;
+    let open: usize = found.duplicates.iter().filter(|class| class.has_slot).map(|class| class.pages.len()).sum();
+    let mapped = found.taken.folded_places as f64;
+    Ok(mapped / (mapped + open as f64).max(1.0))
+}

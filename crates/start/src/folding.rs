@@ -1,0 +1,162 @@
+//! Clones as members: the memory of their template is a segment of their group's pool, and each is born folded.
+//!
+//! ```text
+//!   service that serves the group: has it the template?  -- yes --> its file
+//!                                         | no
+//!                                         v
+//!   memory file of a living clone, or loaded from the directory --> handed to the service, which seals and keeps it
+//!   clone's QEMU: started by `pagefold run`, with that file as its standard input
+//!   last clone has ended: the service lets the template go
+//! ```
+//!
+//! A service may be told of a template by every user of the group. So a file of the service's must be sealed. It must be that of a clone
+//! in our record, or have the template's digest.
+
+use crate::digest;
+use crate::memory::{self, SEALS};
+use crate::record::Record;
+use crate::template::Template;
+use anyhow::{Context, bail};
+use api::client::Service;
+use api::place::{Meant, Place, own_uid};
+use api::template::{Question, Reply, ask, file_name};
+use host::ForeignFile;
+use rustix::fd::AsFd;
+use rustix::fs::fcntl_get_seals;
+use std::fs::File;
+use std::path::Path;
+
+/// Bytes of a template's name that are a part of its name in the pool. The rest is of its digest.
+const NAME_BYTES: usize = 31;
+
+/// The service that folds the clones of a group.
+#[derive(Clone, Debug)]
+pub struct Folding {
+    place: Place,
+    group: String,
+}
+
+impl Folding {
+    /// The service that the caller means, if it serves this group. Says so if none does.
+    ///
+    /// # Errors
+    /// The one that an option names does not serve it.
+    pub fn find(meant: &Meant, group: &str) -> anyhow::Result<Option<Self>> {
+        let mut refused = None;
+        let services = match Service::find(meant) {
+            Err(why) if matches!(meant, Meant::Named(_)) => return Err(why),
+            found => found.unwrap_or_default(),
+        };
+        // Another user's service would decide over memory of root's.
+        let is_ours = |place: &Place| place.owner().is_ok_and(|owner| owner == 0 || owner == own_uid());
+        for Service { place, .. } in services.into_iter().filter(|service| is_ours(&service.place)) {
+            let folding = Self { place, group: group.to_owned() };
+            match folding.ask(&Question::List { group: group.to_owned() }, None) {
+                Ok((Reply::Templates(_), _)) => return Ok(Some(folding)),
+                Ok((Reply::Refused(why), _)) => refused = Some(why),
+                Ok(_) => {}
+                Err(why) => refused = Some(why.to_string()),
+            }
+        }
+        let why = refused.map_or_else(String::new, |why| format!(" ({why})"));
+        let text = format!("no service serves group {group}{why}");
+        if matches!(meant, Meant::Named(_)) {
+            bail!("{text}: say --no-fold for clones that are not folded");
+        }
+        cli::say!(
+            "pagefold: {text}: its clones share what they do not write, and nothing is folded; see pagefold serve"
+        );
+        Ok(None)
+    }
+
+    /// The service that folded the clone of a record, if it serves the group still. Says so if it does not.
+    ///
+    /// # Errors
+    /// As for [`Self::find`].
+    pub fn again(record: &Record) -> anyhow::Result<Option<Self>> {
+        let Some(dir) = &record.service else { return Ok(None) };
+        Self::find(&Meant::Preset(Place::at(dir)), &record.group)
+    }
+
+    /// The service's directory.
+    pub fn dir(&self) -> &Path {
+        self.place.dir()
+    }
+
+    /// The sealed memory of a template, which the service keeps: known by one of the living `clones`, or else compared with its digest.
+    pub(crate) fn memory(&self, template: &Template, dir: &Path, clones: &[&Record]) -> anyhow::Result<File> {
+        let (group, name) = (self.group.clone(), kept_name(&template.name, &template.memory.digest));
+        let load = Question::Load { group, name };
+        if let (Reply::Loaded(_), Some(kept)) = self.ask(&load, None)? {
+            return self.checked(kept, template, clones);
+        }
+        let made = match clones.iter().find_map(|clone| memory::borrow(clone)) {
+            Some(file) => file,
+            None => memory::load(template, dir, &file_name(&self.group))?,
+        };
+        match self.ask(&load, Some(&made))? {
+            (Reply::Loaded(_), Some(kept)) => {
+                let is_same = memory::id_of(&made).ok() == memory::id_of(&kept).ok();
+                if is_same { Ok(File::from(kept.into_inner())) } else { self.checked(kept, template, clones) }
+            }
+            (Reply::Refused(why), _) => bail!(
+                "the service in {} does not take the template: {why}; pagefold clone --no-fold starts clones that are not folded",
+                self.dir().display()
+            ),
+            _ => bail!("the service in {} answers something else than was asked", self.dir().display()),
+        }
+    }
+
+    /// A file of the service's, if it is what the template was when it was made.
+    fn checked(&self, kept: ForeignFile, template: &Template, clones: &[&Record]) -> anyhow::Result<File> {
+        let dir = self.dir().display();
+        let wrong = || format!("the service in {dir} has been given something else as template {}", template.name);
+        // Sealed memory is the kernel's: nobody else answers for it from here on.
+        if !fcntl_get_seals(&kept).is_ok_and(|seals| seals.contains(SEALS)) {
+            bail!("{}, and it is not sealed", wrong());
+        }
+        let file = File::from(kept.into_inner());
+        let id = memory::id_of(&file).ok();
+        let is_known = clones.iter().any(|clone| clone.memory.is_some() && clone.memory == id);
+        if !is_known && digest::read(&file, |_, _| Ok(())).with_context(wrong)?.digest != template.memory.digest {
+            bail!("{}: that is let go, try again", wrong());
+        }
+        Ok(file)
+    }
+
+    fn ask(&self, question: &Question, file: Option<&File>) -> anyhow::Result<(Reply, Option<ForeignFile>)> {
+        let asked = ask(&self.place, question, file.map(AsFd::as_fd));
+        asked.with_context(|| format!("the service in {} does not answer", self.dir().display()))
+    }
+}
+
+/// The name of a template in its group's pool. A template that is made anew has another.
+fn kept_name(name: &str, digest: &str) -> String {
+    let digest = digest.rsplit(':').next().unwrap_or_default();
+    format!("{}-{digest}", &name[..name.len().min(NAME_BYTES)])
+}
+
+/// Has the service of a clone that is gone let the template go, if no living one maps it.
+pub(crate) fn release(gone: &Record, living: &[Record]) {
+    let Some(dir) = &gone.service else { return };
+    if living.iter().any(|clone| clone.is_sibling(gone)) {
+        return;
+    }
+    let question = Question::Unload { group: gone.group.clone(), name: kept_name(&gone.template, &gone.digest) };
+    // A service that has ended keeps nothing, and one that was killed has forgotten the name.
+    let _ = ask(&Place::at(dir), &question, None);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_pool_are_valid_and_differ_by_digest() {
+        let long = "n".repeat(48);
+        let one = kept_name(&long, "xxh3-64:0123456789abcdef");
+        assert!(api::name::check("template", &one).is_ok(), "{one}");
+        assert_ne!(one, kept_name(&long, "xxh3-64:0123456789abcdee"));
+        assert_eq!(kept_name("web", "xxh3-64:0123456789abcdef"), "web-0123456789abcdef");
+    }
+}
