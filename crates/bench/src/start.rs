@@ -263,11 +263,12 @@ fn print(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
 fn print_memory(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
     for memory in &bench.memory {
         let Memory { arm, n, seconds, bytes_each, folded_of_possible, merger_cpu_s, mappings_each, .. } = memory;
+        let turns = memory.turns_each.map_or_else(String::new, |turns| format!(", {turns:.1} turns in all"));
         let folded = folded_of_possible.map_or_else(String::new, |share| format!(", {:.0}% folded", share * 100.0));
-        let mib = bytes_each / (1 << 20) as f64;
+        let mib = bytes_each / f64::from(1 << 20);
         writeln!(
             out,
-            "{n} by {arm} after {seconds} s of work: {mib:.1} MiB and {mappings_each:.0} mappings each, merger {merger_cpu_s:.1} CPU-s{folded}"
+            "{n} by {arm} after {seconds} s of work: {mib:.1} MiB and {mappings_each:.0} mappings each, merger {merger_cpu_s:.1} CPU-s{folded}{turns}"
         )?;
     }
     for Storm { arm, n, all_answered_s, each_p50_s, cpu_s, .. } in &bench.storm {

@@ -21,15 +21,20 @@ pub fn churn_script(pause_seconds: u64, deleted_rows: u32) -> String {
 }
 
 /// Work of a guest that has nothing but a kernel and busybox, in memory: it runs in the background until the guest ends. Each turn
-/// copies the programs that are there into a directory, packs and unpacks them, and takes their digests. That is the same in all guests
-/// of an image. It sorts a list, and writes 64 KiB that no other guest has. Four directories take turns. `pause_seconds` follow.
+/// installs the programs that are there once more: the last 12 copies stay. It packs and unpacks them, takes digests, and sorts a list,
+/// all of which the next turn overwrites. That is the same in all guests of an image. 64 KiB a turn are the guest's own.
+/// `pause_seconds` follow. [`TURNS_SCRIPT`] tells how many turns are over.
 pub fn in_memory_script(pause_seconds: u64) -> String {
     format!(
-        "(n=0; while :; do n=$((n + 1)); d=/tmp/work/$((n % 4)); rm -rf $d; mkdir -p $d; cp /bin/busybox /modules/* $d/; \
-         cat $d/* | gzip -1 >$d/packed; gunzip -c $d/packed | sha256sum >$d/digest; seq 1 20000 | sort -r >$d/sorted; \
-         head -c 65536 /dev/urandom >$d/own; sleep {pause_seconds}; done) </dev/null >/dev/null 2>&1 &"
+        "(n=0; s=/tmp/scratch; mkdir -p $s; while :; do n=$((n + 1)); d=/tmp/work/$((n % 12)); rm -rf $d; mkdir -p $d; \
+         cp /bin/busybox /modules/* $d/; cat $d/* | gzip -1 >$s/packed; head -c 65536 /dev/urandom >$d/own; \
+         gunzip -c $s/packed | sha256sum >$s/digest; seq 1 20000 | sort -r >$s/sorted; echo $n >/tmp/turns; sleep {pause_seconds}; done) \
+         </dev/null >/dev/null 2>&1 &"
     )
 }
+
+/// Command that prints the number of turns that [`in_memory_script`] has made.
+pub const TURNS_SCRIPT: &str = "cat /tmp/turns";
 
 /// File in a guest in which a load counts its operations.
 const COUNT: &str = "/run/pagefold-operations";

@@ -118,15 +118,15 @@ impl Stock<'_> {
 /// # Errors
 /// Nobody answers.
 pub fn call(dir: &Path) -> anyhow::Result<()> {
-    run(dir, "true")
+    run(dir, "true").map(drop)
 }
 
-/// Runs a command of the shell inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`), and waits for its end. It
-/// is sent again while nobody answers, so it must be one that can run twice.
+/// Runs a command of the shell inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`). Returns its output. It is sent
+/// again while nobody answers, so it must be one that can run twice.
 ///
 /// # Errors
 /// Nobody answers.
-pub fn run(dir: &Path, command: &str) -> anyhow::Result<()> {
+pub fn run(dir: &Path, command: &str) -> anyhow::Result<String> {
     let begin = Instant::now();
     let mut stream = loop {
         match UnixStream::connect(dir.join("agent")) {
@@ -148,10 +148,31 @@ pub fn run(dir: &Path, command: &str) -> anyhow::Result<()> {
                 Ok(count) => heard.push_str(&String::from_utf8_lossy(&chunk[..count])),
                 Err(_) => break,
             }
-            if heard.contains(&format!("@{id}")) {
-                return Ok(());
+            if let Some(output) = output_of(&heard, &id) {
+                return Ok(output);
             }
         }
     }
     bail!("nobody inside answers")
+}
+
+/// The output of a command, if all of the answer to its request is there: `@ID STATUS OUT ERR`, and behind that line `OUT` bytes.
+fn output_of(heard: &str, id: &str) -> Option<String> {
+    let (header, rest) = heard.split_once(&format!("@{id} "))?.1.split_once('\n')?;
+    let bytes = header.split(' ').nth(1)?.trim().parse().ok()?;
+    rest.get(..bytes).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_is_taken_when_it_is_whole() {
+        let heard = "kernel says\n@b 0 1 0\nx\n@a 0 3 0\n42\nmore";
+        assert_eq!(output_of(heard, "a").as_deref(), Some("42\n"));
+        for part in ["", "@a 0", "@a 0 3 0\n4", "@b 0 1 0\nx"] {
+            assert_eq!(output_of(part, "a"), None, "{part}");
+        }
+    }
 }

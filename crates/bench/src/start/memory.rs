@@ -14,7 +14,7 @@ use crate::guardian::Guardian;
 use crate::ksm::folding::Folding as Service;
 use crate::ksm::ksmd::{Ksmd, may_use};
 use crate::ksm::merger::Merger;
-use crate::workload::{churn_script, in_memory_script};
+use crate::workload::{TURNS_SCRIPT, churn_script, in_memory_script};
 use audit::contents::{Contents, Places, Pooled};
 use cli::say;
 use lab::Image;
@@ -56,6 +56,9 @@ pub struct Memory {
     pub merger_cpu_s: f64,
     /// Mappings of each process.
     pub mappings_each: f64,
+    /// Turns of work that each guest has made until the end; `None` where they are not counted. Arms whose guests have made other numbers
+    /// of turns are not to be compared.
+    pub turns_each: Option<f64>,
 }
 
 /// Runs these arms.
@@ -149,7 +152,7 @@ fn work(
     let script = if scene.image() == Image::Tiny { in_memory_script(PAUSE) } else { churn_script(PAUSE, DELETED_ROWS) };
     let once = format!("[ -e /run/works ] || {{ : >/run/works; {script} }}");
     let begin = Instant::now();
-    guests.dirs().iter().try_for_each(|dir| start::measure::run(dir, &once))?;
+    guests.dirs().iter().try_for_each(|dir| start::measure::run(dir, &once).map(drop))?;
     let until = |time: Duration| sleep((begin + time).saturating_duration_since(Instant::now()));
     for at in COUNTS.into_iter().filter(|at| (1..seconds).contains(at)) {
         until(Duration::from_secs(at));
@@ -163,7 +166,7 @@ fn work(
     let last = Count::now(side, guests)?;
     let share = last.folded_of_possible(&before);
     counted.push((begin.elapsed().as_secs(), last, cpu, side.merger().map(|_| share)));
-    let n = guests.pids().len().max(1);
+    let (n, turns_each) = (guests.pids().len().max(1), turns_each(guests)?);
     let shown = |(seconds, count, merger_cpu_s, folded_of_possible): (u64, Count, f64, Option<f64>)| Memory {
         image: scene.image(),
         arm,
@@ -173,8 +176,19 @@ fn work(
         folded_of_possible,
         merger_cpu_s,
         mappings_each: count.contents.taken.vmas as f64 / n as f64,
+        turns_each,
     };
     Ok(counted.into_iter().map(shown).collect())
+}
+
+/// Turns that the guests have made, on average.
+fn turns_each(guests: &Guests) -> anyhow::Result<Option<f64>> {
+    let mut sum = 0.0;
+    for dir in guests.dirs() {
+        let Ok(turns) = start::measure::run(&dir, TURNS_SCRIPT)?.trim().parse::<f64>() else { return Ok(None) };
+        sum += turns;
+    }
+    Ok(Some(sum / guests.dirs().len().max(1) as f64))
 }
 
 /// Frames of an arm's guests, and of their pool without the template.

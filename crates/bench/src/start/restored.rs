@@ -65,9 +65,9 @@ fn watch(service: &Service, guests: &Guests) -> anyhow::Result<Vec<Folded>> {
     for seconds in COUNTS {
         sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
         let own = service.own_pids()?;
-        let last = share(pids.last().map(std::slice::from_ref).unwrap_or_default(), &own)?;
         let merger_cpu_s = service.cpu_s()?;
-        folded.push(Folded { seconds, share: share(&pids, &own)?, share_of_last: last, merger_cpu_s });
+        let (share, share_of_last) = shares(&pids, &own)?;
+        folded.push(Folded { seconds, share, share_of_last, merger_cpu_s });
         if folded.last().is_some_and(|folded| folded.share > ALL && folded.share_of_last > ALL) {
             break;
         }
@@ -75,10 +75,19 @@ fn watch(service: &Service, guests: &Guests) -> anyhow::Result<Vec<Folded>> {
     Ok(folded)
 }
 
-/// Share of these guests' pages that map slots, of all whose content a slot has that these guests map.
-fn share(pids: &[u32], own: &[u32]) -> anyhow::Result<f64> {
+/// Share of the guests' pages that map slots, of all whose content such a slot has; and the same of the last guest.
+fn shares(pids: &[u32], own: &[u32]) -> anyhow::Result<(f64, f64)> {
+    let Some(last) = pids.last() else { return Ok((0.0, 0.0)) };
+    let mapped_by_last = Places::of(&[*last], own)?.taken().folded_places;
     let found = Places::of(pids, own)?.read()?;
-    let open: usize = found.duplicates.iter().filter(|class| class.has_slot).map(|class| class.pages.len()).sum();
-    let mapped = found.taken.folded_places as f64;
-    Ok(mapped / (mapped + open as f64).max(1.0))
+    let open: Vec<u32> = found
+        .duplicates
+        .iter()
+        .filter(|class| class.has_slot)
+        .flat_map(|class| &class.pages)
+        .map(|page| page.pid)
+        .collect();
+    let share = |mapped: u64, open: usize| mapped as f64 / (mapped as f64 + open as f64).max(1.0);
+    let open_of_last = open.iter().filter(|pid| *pid == last).count();
+    Ok((share(found.taken.folded_places, open.len()), share(mapped_by_last, open_of_last)))
 }
