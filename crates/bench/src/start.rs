@@ -20,6 +20,7 @@ mod storm;
 
 use crate::guardian::Guardian;
 use crate::ksm::folding::{self, Folding as Service};
+use crate::ksm::ksmd::{WholeHost, may_use};
 use crate::ksm::make_dir;
 use crate::ksm::merger::Merger;
 use crate::median::median;
@@ -73,6 +74,8 @@ pub struct Args {
     /// Numbers of guests that are wanted at the same time, separated by commas: 1,2,5,10, for example
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..=1000))]
     storm: Vec<u32>,
+    #[command(flatten)]
+    whole_host: WholeHost,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -144,6 +147,9 @@ struct Bench {
 /// Runs the bench and prints its result.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut guardian = Guardian::start()?;
+    if args.work > 0 && args.arms.contains(&memory::KSMD) {
+        guardian.keep_ksm(&may_use(args.whole_host)?)?;
+    }
     let dir = make_dir(&mut guardian)?;
     let mut bench = Bench::default();
     for image in &args.image {

@@ -12,7 +12,7 @@
 use super::scene::{Guests, Scene};
 use crate::guardian::Guardian;
 use crate::ksm::folding::Folding as Service;
-use crate::ksm::ksmd::{Ksmd, may_use};
+use crate::ksm::ksmd::Ksmd;
 use crate::ksm::merger::Merger;
 use crate::workload::{TURNS_SCRIPT, churn_script, in_memory_script};
 use audit::contents::{Contents, Places, Pooled};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// The arms.
 pub const ARMS: [&str; 4] = ["clone", "merge", KSMD, "clone+fold"];
 /// The arm of ksmd.
-const KSMD: &str = "clone+ksmd";
+pub const KSMD: &str = "clone+ksmd";
 /// Times of counts, in seconds since the work began, beside its end.
 const COUNTS: [u64; 2] = [0, 60];
 /// Time that a duplicate must have lived to be counted as one: 20 s. If guests work for less than 40 s, half of that.
@@ -64,16 +64,13 @@ pub struct Memory {
 /// Runs these arms.
 ///
 /// # Errors
-/// A guest ends, or the host has no KSM that may be used.
+/// A guest ends.
 pub fn run(
     scene: &Scene,
     arms: &[&'static str],
     (n, seconds): (u32, u64),
     (dir, guardian): (&Path, &mut Guardian),
 ) -> anyhow::Result<Vec<Memory>> {
-    if arms.contains(&KSMD) {
-        guardian.keep_ksm(&may_use()?)?;
-    }
     let mut all = Vec::new();
     for &arm in arms {
         say!("pagefold: {}: {n} guests work for {seconds} s: {arm}", scene.name());
