@@ -199,7 +199,7 @@ pub enum Answer {
     Because(Vec<u8>),
     /// The question is refused for this reason.
     Refused(String),
-    /// The question names a group that there is not, or that the asker may not deal with.
+    /// The question names a group that there is not. Only those are told who may deal with any group.
     NoGroup(String),
 }
 

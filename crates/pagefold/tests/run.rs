@@ -96,7 +96,7 @@ fn reason_is_given_for_programs_that_cannot_be_members() {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(run(&["acme", "--", &script]).0, Some(0));
     let (code, error) = run(&["beta", "--", "true"]);
-    assert!(code == Some(1) && error.contains("the configuration has no group beta; it has acme"), "{error}");
+    assert!(code == Some(2) && error.contains("the configuration has no group beta; it has acme"), "{error}");
     let (code, error) = run(&["../x", "--", "true"]);
     assert!(code == Some(2) && error.contains("group name"), "{error}");
     let (code, error) = run(&["acme", "--service", "/nonexistent", "--", "true"]);

@@ -221,9 +221,10 @@ impl Request<'_> {
             Ask::Pace { group, pages_per_s, for_s } => self.pace(&group, pages_per_s, for_s),
         };
         if let Err(why) = answered {
-            let is_there = |group: String| self.registry.groups.contains_key(&group);
-            let is_group = named.is_none_or(is_there);
-            self.client.answer(&if is_group { Answer::Refused(why) } else { Answer::NoGroup(why) });
+            // Others are not told which groups there are.
+            let may_know = self.registry.may(self.client.peer.uid, &Default::default());
+            let is_unknown = |group: String| may_know && !self.registry.groups.contains_key(&group);
+            self.client.answer(&if named.is_some_and(is_unknown) { Answer::NoGroup(why) } else { Answer::Refused(why) });
         }
     }
 

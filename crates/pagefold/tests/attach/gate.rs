@@ -90,8 +90,10 @@ fn program_that_holds_the_lock_of_the_gate_is_detached() {
 fn attach_and_kill_helper(installed: &Installed, pid: u32) {
     let mut attaching = attach_command(installed, &[&pid.to_string()]).stderr(Stdio::null()).spawn().expect("attach");
     let helper = loop {
+        // The first child only tells its version.
+        let words = |child: &u32| fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
         match host::children(attaching.id())[..] {
-            [helper] => break helper,
+            [helper] if words(&helper).contains("--pid") => break helper,
             _ => assert!(attaching.try_wait().unwrap().is_none(), "it has no helper"),
         }
     };

@@ -231,7 +231,7 @@ fn pressure_is_answered_rung_by_rung_until_reservations_are_refused() {
     until(120, "the last rung is reached", || rungs().len() >= 5);
     assert_eq!(rungs(), ["withdraw", "reclaim", "pace", "advise", "refuse"]);
     let steps = guests_of.entries("rung");
-    assert_documented(&["pagefold balance"], &steps.clone().into());
+    assert_documented(&["pagefold balance", "pagefold journal"], &steps.clone().into());
     let advice = steps[3]["reason"].as_str().expect("a reason");
     assert!(advice.contains("pace did not help in 10 s") && advice.contains("moving qemu:rung"), "{advice}");
     // 10 s by the balancer's clock.
