@@ -37,7 +37,6 @@
 
 mod allowance;
 mod broken;
-mod first;
 mod huge;
 mod looks;
 mod ranges;
@@ -49,8 +48,7 @@ use crate::turnover::{Change, QuietInterval, Turnover, Worth};
 use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use allowance::Allowance;
 use broken::{AGAIN, BrokenPageList};
-use first::FirstLooks;
-use host::{Pagemap, ProcessId};
+use host::Pagemap;
 use huge::HugePageList;
 pub use looks::scan;
 use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, take_written};
@@ -118,7 +116,6 @@ pub struct Rounds {
     last_change: Instant,
     huge: HugePageList,
     turnover: Turnover,
-    first: FirstLooks,
     /// Whether to fold pages without asking whether the folds will last.
     eager: bool,
     /// Whether to leave pages alone that another process maps, too.
@@ -158,7 +155,6 @@ impl Rounds {
             last_change: now,
             huge: HugePageList::default(),
             turnover: Turnover::new(now),
-            first: FirstLooks::default(),
             eager,
             leaves_shared: false,
             broken: BrokenPageList::default(),
@@ -215,8 +211,6 @@ impl Rounds {
         };
         let (written, new) = self.tell_new(written, armed);
         let split = if huge { self.look_at_huge(pagemap, &spans, rate, now)? } else { 0 };
-        let noted = pages_of(&written).saturating_sub(split);
-        let rests = self.look_first(armed, noted, pages, now);
         let (changed, folds) = {
             let mut table = table::lock();
             (table.take_written(), table.take_folds())
@@ -230,13 +224,12 @@ impl Rounds {
             self.within(&foldable(&written), budget)
         };
         self.keep_present(pagemap, &spans, &rested)?;
+        let noted: u64 = written.iter().map(|range| range.pages).sum();
+        let noted = noted.saturating_sub(split);
         self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         let rested: u64 = self.rested.iter().map(|rested| rested.range.pages).sum();
         self.plan(armed || changed.max(noted) + rested > self.may_change(pages), now);
-        if rests {
-            self.next = now;
-        }
         Ok(pages)
     }
 
@@ -257,23 +250,9 @@ impl Rounds {
         if self.eager { 0 } else { (pages / share).clamp(least, most) }
     }
 
-    /// Takes in what the first looks at a member have seen, and says whether it was found to rest. It has done so since its start,
-    /// for all that is known.
-    fn look_first(&mut self, armed: bool, noted: u64, pages: u64, now: Instant) -> bool {
-        if armed {
-            self.first.begin(now);
-        } else {
-            self.first.saw(noted);
-        }
-        let is_all_seen = self.notes_writes && !self.first.is_over() && self.huge.are_all_compared();
-        let rests = self.first.found_rest(self.may_change(pages), is_all_seen, now);
-        if rests {
-            let process = ProcessId::of(std::process::id()).ok();
-            let age = Duration::from_secs(process.map_or(0, |process| process.age_seconds()));
-            self.turnover.begin_quiet(age, now);
-            self.huge.look_again(now);
-        }
-        rests
+    /// Takes in that the program has run for `age` and is idle ([`Turnover::begin_quiet`]).
+    pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
+        self.turnover.begin_quiet(age, now);
     }
 
     /// The time between two rounds while something changes.
@@ -543,7 +522,6 @@ impl Rounds {
     ) {
         let worth = self.worth(Instant::now());
         let seen = self.huge.seen(rested.range.start, fingerprints, worth == Worth::All);
-        self.first.saw(pages_of(&seen.changed));
         let open = {
             let mut table = table::lock();
             seen.changed.iter().for_each(|range| table.seen_written(*range));

@@ -30,7 +30,7 @@ use crate::witness::Silence;
 use crate::world::{self, Enrolment};
 use crate::{arena, forks, give_way, home, hooks, keeper};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
-use host::{Pagemap, ProcessStat};
+use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
 use page::PageRange;
 use report::report;
@@ -121,6 +121,8 @@ struct Agent {
     broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
+    /// Whether a program that was attached while it ran has been idle since.
+    began_quiet: bool,
     /// Tells the worker that this process, or a child of it, may still map slots. It outlives the connection, as
     /// these mappings do.
     lease: Option<SharedMark>,
@@ -322,6 +324,7 @@ impl Agent {
             broken_looks: Looks::new(now),
             viewed: None,
             activity: Activity::new(now),
+            began_quiet: false,
             lease: None,
             former_leases: Vec::new(),
             silence: Silence::default(),
@@ -646,6 +649,12 @@ impl Agent {
     /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a piece.
     fn look_and_report(&mut self, session: &mut Session, pace: Pace, now: Instant) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return Ok(()) };
+        if self.enrolment.is_some() && !self.began_quiet && self.activity.is_idle(now) {
+            self.began_quiet = true;
+            let process = ProcessId::of(std::process::id()).ok();
+            let age = Duration::from_secs(process.map_or(0, |process| process.age_seconds()));
+            self.rounds.begin_quiet(age, now);
+        }
         let huge = pace.huge_pages != HugePages::Keep;
         let notes = folder.section().notes();
         let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);

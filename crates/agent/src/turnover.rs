@@ -33,9 +33,6 @@
 //! 2/3 of that length are left out: they tell nothing of this one. Before its 16th second, 2 of the 8 must also have
 //! outlived those 64 s. A member that has no quiet interval behind it is exempt.
 //!
-//! **Beginning.** A member begins with a burst, unless few of its pages were written in the first second in which it was
-//! watched. Then it is taken to have been quiet since its program's start.
-//!
 //! **Ages.** The age of a page is the time since it was last written. Folds and short-lived folds are counted by age
 //! when they are made, for ten ages that double from 2 s to 1024 s. They open and close each age:
 //!
@@ -252,8 +249,8 @@ impl Turnover {
         }
     }
 
-    /// Takes in that the program has run for `age` and rests ([`crate::round`]). Unless a burst was seen, it is in a quiet interval
-    /// then: nothing else is known of the time before.
+    /// Takes in that the program has run for `age` and is idle. Unless a burst was seen, it is in a quiet interval then.
+    /// Of a program that was attached while it ran, nothing else is known of the time before.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         if self.peak == 0.0 && self.last_burst == self.burst_since {
             let quiet = age.min(Duration::from_secs(LONG_QUIET_SECONDS.into()));

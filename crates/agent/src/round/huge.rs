@@ -2,7 +2,6 @@
 //! them have changed. It is looked at again after a time that doubles while it stays as it is. While not all resting
 //! pages are worth folding, that time is fixed, and longer than the shortest.
 
-use super::first::WATCHED;
 use act::HUGE_PAGES;
 use page::{Fingerprint, HostVirt, PageRange};
 use std::collections::BTreeMap;
@@ -19,8 +18,6 @@ struct HugePage {
     wait: Duration,
     /// It has come to be since the last look, and was not fingerprinted.
     is_new: bool,
-    /// Whether its fingerprints were compared with those before.
-    is_compared: bool,
     /// Parts of its pages' fingerprints, if it was fingerprinted.
     before: Option<Box<[u16; HUGE_PAGES as usize]>>,
 }
@@ -58,16 +55,6 @@ impl HugePageList {
         self.known.is_empty()
     }
 
-    /// Whether each was fingerprinted twice, or is known.
-    pub fn are_all_compared(&self) -> bool {
-        self.known.values().all(|page| page.is_compared)
-    }
-
-    /// Has each looked at anew.
-    pub fn look_again(&mut self, now: Instant) {
-        self.known.values_mut().for_each(|page| page.due = now);
-    }
-
     /// Takes in the huge pages, as ranges in order. So many of them are due as hold `budget` pages, the last one as a whole.
     pub fn look(&mut self, ranges: &[PageRange], budget: u64, now: Instant) -> Look {
         let whole = |range: &PageRange| {
@@ -83,7 +70,7 @@ impl HugePageList {
         let mut look = Look { due: Vec::new(), split };
         let mut left = budget.div_ceil(HUGE_PAGES);
         for page in there {
-            let unknown = || HugePage { due: now, wait: AGAIN.0, is_new, is_compared: false, before: None };
+            let unknown = || HugePage { due: now, wait: AGAIN.0, is_new, before: None };
             let entry = self.known.entry(page).or_insert_with(unknown);
             if entry.due <= now && left > 0 {
                 left -= 1;
@@ -101,7 +88,6 @@ impl HugePageList {
         let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
         let was_new = std::mem::take(&mut entry.is_new);
         let is_first = entry.before.is_none();
-        entry.is_compared = !is_first;
         let before = entry.before.get_or_insert_with(|| Box::new([0; HUGE_PAGES as usize]));
         let mut changed = Vec::new();
         for (at, (before, now)) in before.iter_mut().zip(fingerprints).enumerate() {
@@ -111,7 +97,6 @@ impl HugePageList {
             }
         }
         entry.wait = match (changed.is_empty(), is_urgent) {
-            (true, false) if is_first => WATCHED,
             (_, false) => LATER.0.max(later),
             (true, true) => page::doubled(Some(entry.wait), AGAIN),
             (false, true) => AGAIN.0,
@@ -122,8 +107,7 @@ impl HugePageList {
 
     /// Takes in that a huge page has come to be whose contents are not new.
     pub fn know(&mut self, start: HostVirt) {
-        let entry =
-            HugePage { due: Instant::now() + LATER.0, wait: LATER.0, is_new: false, is_compared: true, before: None };
+        let entry = HugePage { due: Instant::now() + LATER.0, wait: LATER.0, is_new: false, before: None };
         self.known.insert(start.page(), entry);
     }
 
