@@ -132,7 +132,7 @@ impl Journal {
 
     /// The newest file, with its lock.
     fn open(&self) -> io::Result<File> {
-        match DirBuilder::new().mode(0o700).recursive(true).create(&self.dir) {
+        match DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }

@@ -224,7 +224,11 @@ impl Request<'_> {
             // Others are not told which groups there are.
             let may_know = self.registry.may(self.client.peer.uid, &Default::default());
             let is_unknown = |group: String| may_know && !self.registry.groups.contains_key(&group);
-            self.client.answer(&if named.is_some_and(is_unknown) { Answer::NoGroup(why) } else { Answer::Refused(why) });
+            self.client.answer(&if named.is_some_and(is_unknown) {
+                Answer::NoGroup(why)
+            } else {
+                Answer::Refused(why)
+            });
         }
     }
 
