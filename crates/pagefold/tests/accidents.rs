@@ -162,8 +162,8 @@ fn worker_is_not_started_when_all_users_for_workers_are_taken() {
     assert_eq!(worker.uid(), 70_001, "the prover has the first");
 }
 
-/// A library to preload into the supervisor, and not into its children. With it, the time of day leaps between 1970 and 2096, and a program ends
-/// that opens a file which the kernel fills from a process's memory: that process may keep readers waiting.
+/// A library to preload into the supervisor, and not into its children. With it, the time of day leaps between 1970 and 2096. A program ends that
+/// opens a file which the kernel fills from a process's memory: that process may keep readers waiting.
 const FORBIDDEN: &str = "
 #define _GNU_SOURCE
 #include <dlfcn.h>
