@@ -254,7 +254,7 @@ impl Piece {
         Some(Self { at, range, traits, was_locked, may })
     }
 
-    /// Leaves it as it is, in whatever mapping.
+    /// Lets the program have it again: as anonymous memory, or in the pool as before.
     fn end(&self, following: &Following, table: &mut table::Guard, is_done: bool) {
         let Self { range, traits, .. } = *self;
         // If the threads have been let go meanwhile, another mapping may lie there.
@@ -283,8 +283,7 @@ fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &M
         pieces.extend(Piece::begin((&following, &table), piece, side, last));
     }
     let ranges: Vec<PageRange> = pieces.iter().filter(|piece| piece.may).map(|piece| piece.range).collect();
-    let free = if ranges.is_empty() { Vec::new() } else { are_free(folder, &table, pagemap, &ranges) };
-    let mut free = free.into_iter();
+    let mut free = are_free(folder, &table, pagemap, &ranges).into_iter();
     for piece in &pieces {
         let is_free = piece.may && free.next().unwrap_or(false);
         // Asked again: the one before may have become anonymous, or not.

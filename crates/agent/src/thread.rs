@@ -349,7 +349,7 @@ impl Agent {
 
     fn converse(&mut self, session: &mut Session) -> io::Result<()> {
         self.pool.withdraw();
-        // Counters begin with the connection; the worker remembers those of former ones by itself, but for stalls.
+        // Counters begin with the connection. The worker remembers counters of former connections, but for stalls.
         self.stats = MemberStats { stalls: self.stats.stalls, ..MemberStats::default() };
         let follower = self.folder.as_ref().map_or(Duration::ZERO, |folder| folder.section().following().cpu_time());
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;

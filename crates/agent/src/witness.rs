@@ -254,14 +254,17 @@ impl Witness {
         &self.proofs
     }
 
-    /// Proves pages that show a file, as those of a pool do that nobody serves any more. That takes no witness: whoever writes one
-    /// has to break it first, and writers are kept from that.
+    /// Proves pages that show a file and that no witness has proven: they map a pool that nobody serves any more. A writer has to
+    /// break such a page first, and writers are kept from that.
     fn prove_files(&mut self, pagemap: &Pagemap, ranges: &[PageRange]) {
         let mut proofs = &mut self.proofs[..];
         for range in ranges {
-            let looked = pagemap.read(range.start, range.pages, &mut self.entries);
             let (of_range, others) = proofs.split_at_mut(range.pages as usize);
             proofs = others;
+            if of_range.iter().all(|proof| *proof == Proof::Free) {
+                continue;
+            }
+            let looked = pagemap.read(range.start, range.pages, &mut self.entries);
             let entries = of_range.iter_mut().zip(&self.entries).filter(|_| looked.is_ok());
             entries
                 .filter(|(_, entry)| entry.present() && entry.file_or_shared())

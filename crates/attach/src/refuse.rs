@@ -69,7 +69,7 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered })
 }
 
-/// Whether an agent would have a userfaultfd: by this program's right to the device, or that of the process, which is the caller's own.
+/// Whether an agent would have a userfaultfd. This program may open the device, or the process may: it is the caller's own.
 ///
 /// # Errors
 /// It would not, for this reason.

@@ -70,7 +70,7 @@ pub struct Sighting {
     pub actual_bytes: Option<u64>,
     /// RAM in frames of the host.
     pub resident_bytes: u64,
-    /// Whether it is known to have reached the target before, whoever saw it.
+    /// Whether it is known to have reached the target before: by this process, or by another one that has noted it.
     pub had_arrived: bool,
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The *place* of a line is the number of bytes that were ever written before it. It names the line for as long as that is
-//! kept, and whoever reads goes on behind a place.
+//! kept, and a reader goes on behind a place.
 //!
 //! Several processes append: the supervisor, and those that balance. Each has the lock of the newest file while it does. Half a
 //! line of a process that was killed, or of a full disk, stays a line by itself.
@@ -70,7 +70,7 @@ pub struct Line<T> {
 
 impl<T> Line<T> {
     /// A line of this moment.
-    #[expect(clippy::disallowed_methods, reason = "a date for people; the order of lines is that of what happened")]
+    #[expect(clippy::disallowed_methods, reason = "a date for people: lines stand in the order of events")]
     pub fn now(by: By, what: &str, more: T) -> Self {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         Self { time, by, what: what.to_owned(), more }

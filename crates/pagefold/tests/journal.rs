@@ -4,13 +4,13 @@ mod common;
 
 use common::formats::assert_documented;
 use common::http::Http;
-use common::not_root;
 use common::service::{Service, cannot_fold, until};
 use common::supervised::wait_for;
 use common::web::{CONTROLS_ALL, READS_ACME, READS_ALL, Web};
+use common::{Ends, not_root};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Lines of a service's journal, as the command line prints them.
@@ -58,16 +58,6 @@ fn each_change_of_settings_has_its_line_also_where_it_is_taken_back_at_once() {
     let text = service.pagefold(&["journal"]).stdout;
     assert!(String::from_utf8_lossy(&text).contains(&format!("settings_changed, group {group}: fold on -> off")));
     assert_eq!(service.pagefold(&["journal", "--since", "soon"]).status.code(), Some(2));
-}
-
-/// Dropping it ends it.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{json_of, not_root, pagefold};
+use common::{Ends, json_of, not_root, pagefold};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 /// A program with 1 MiB that ksmd may merge.
 const MERGEABLE: &str = "
@@ -17,15 +17,6 @@ memory[:] = b'x' * (1 << 20)
 print('there', flush=True)
 sys.stdin.read()
 ";
-
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -6,19 +6,10 @@ mod common;
 use common::service::{Service, cannot_fold, find_member, until};
 use common::supervised::{signal, wait_for};
 use common::web::Web;
-use common::{not_root, pagefold};
+use common::{Ends, not_root, pagefold};
 use serde_json::Value;
 use std::os::unix::fs::symlink;
-use std::process::{Child, Command, Stdio};
-
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use std::process::{Command, Stdio};
 
 #[test]
 fn attached_member_has_the_name_that_its_program_was_called_by() {

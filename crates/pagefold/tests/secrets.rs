@@ -2,18 +2,10 @@
 
 mod common;
 
+use common::Ends;
 use common::service::{Service, cannot_fold, until};
 use std::fs;
-use std::process::{Child, Command, Stdio};
-
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use std::process::{Command, Stdio};
 
 #[test]
 fn agent_with_roots_keys_is_not_attached() {

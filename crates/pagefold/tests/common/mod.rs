@@ -180,6 +180,16 @@ fn program() -> PathBuf {
     path
 }
 
+/// A process that ends when this is dropped.
+pub struct Ends(pub Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Runs a shell script when dropped, and also if this process is killed before that. A shell in its own session waits
 /// for the end of this process's pipe. Tests use it to restore everything that they change on the host.
 pub struct Afterwards(Child);

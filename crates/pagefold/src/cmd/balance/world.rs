@@ -100,7 +100,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Notes guests whose balloons have done what they were told: whoever looks later knows that they take memory back.
+    /// Notes guests whose balloons have done what they were told: later looks know by it that these balloons take memory back.
     fn note_arrived(&mut self, turn: &Turn) -> anyhow::Result<()> {
         let Self { guests, facts, ledger, .. } = self;
         let has_arrived = |guest: &&Guest| {
