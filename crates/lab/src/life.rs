@@ -155,7 +155,7 @@ mod tests {
         let mut command = Command::new("sh");
         mark.put_on(command.args(["-c", script, script]));
         let mut changing = command.spawn().expect("start a shell");
-        let missed = (0..300).filter(|_| mark.bearers().is_empty()).count();
+        let missed = (0..100).filter(|_| mark.bearers().is_empty()).count();
         assert!(end(&mark.bearers(), BRIEF).is_empty());
         assert!(changing.wait().is_err(), "collected already");
         assert_eq!(missed, 0);

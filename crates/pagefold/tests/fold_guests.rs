@@ -101,7 +101,7 @@ fn real_guests_stay_right_while_they_are_folded() {
     for group in groups {
         service.set(group, &["--fold", "off"]);
     }
-    lab.everywhere(&guests, &format!("export PAUSE={}\n{DATABASE}", if is_long() { 0.2 } else { 3.0 }));
+    lab.everywhere(&guests, &format!("export PAUSE={}\n{DATABASE}", if is_long() { 0.2 } else { 8.0 }));
     let before = lab.everywhere(&guests, &checks());
     assert!(before.iter().all(|sum| *sum == before[0] && !sum.is_empty()), "one image: {before:?}");
 

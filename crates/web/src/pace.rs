@@ -9,6 +9,7 @@
 //! [`MOST_WAIT`], and is refused. Others do not wait for it.
 
 use crate::access::CallerId;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
@@ -75,7 +76,7 @@ impl Paces {
     }
 }
 
-/// A future, and the time for which this thread has worked at it.
+/// A future, and the processor time that this thread has used for it. What others use meanwhile is not its caller's.
 pub struct Timed<F> {
     work: Pin<Box<F>>,
     took: Duration,
@@ -92,11 +93,16 @@ impl<F: Future> Future for Timed<F> {
     type Output = (F::Output, Duration);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let began = Instant::now();
+        let before = thread_time();
         let polled = self.work.as_mut().poll(context);
-        self.took += began.elapsed();
+        self.took += thread_time().saturating_sub(before);
         polled.map(|output| (output, self.took))
     }
+}
+
+/// The processor time that this thread has used.
+fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -135,7 +141,12 @@ mod tests {
     async fn waiting_is_no_work() {
         let idle = Timed::new(tokio::time::sleep(Duration::from_millis(100)));
         assert!(idle.await.1 < Duration::from_millis(50));
-        let busy = Timed::new(async { std::thread::sleep(Duration::from_millis(100)) });
-        assert!(busy.await.1 >= Duration::from_millis(100));
+        let preempted = Timed::new(async { std::thread::sleep(Duration::from_millis(100)) });
+        assert!(preempted.await.1 < Duration::from_millis(50));
+        let busy = Timed::new(async {
+            let end = thread_time() + Duration::from_millis(20);
+            while thread_time() < end {}
+        });
+        assert!(busy.await.1 >= Duration::from_millis(20));
     }
 }

@@ -161,7 +161,9 @@ fn kill_at_calls(from: &str) {
             program = Program::start(&installed);
         }
         kills.push(said["killed_at"].clone());
-        if said["killed_at"].is_null() || from == PUTS_IN && is_attached {
+        // Attached although the process beside it was killed: calls of its own follow that come before it says so.
+        let is_past = is_attached && said["itself"] != false;
+        if said["killed_at"].is_null() || from == PUTS_IN && is_past {
             break;
         }
     }
