@@ -56,6 +56,11 @@ pub fn begin_anew() {
     unsafe { WANTED.begin_anew(Vec::new()) };
 }
 
+/// Has no userfaultfd yield any more: there is none. For the agent's thread, at its end.
+pub fn withdraw() {
+    THREAD.store(0, Ordering::Release);
+}
+
 fn share(section: &Section) {
     NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
     WATCH.store(section.following().watch().number(), Ordering::Relaxed);

@@ -41,7 +41,7 @@ mod remap;
 mod syscall;
 mod userfault;
 
-pub use exec::{carry, search};
+pub use exec::{carry, carry_no_more, search};
 pub use fork::find as find_fork;
 pub use userfault::set_ways;
 

@@ -17,6 +17,8 @@
 //!
 //! Where not all can be made anonymous, the agent goes on (WORKING), and the program is refused the filter.
 //!
+//! A worker may ask in place of a thread of the program's ([`be_told_to_leave`]). Then the hooks go on.
+//!
 //! The same goes for a program that is about to keep its capabilities while it changes its user (`PR_SET_KEEPCAPS`), as `setpriv` does. It has
 //! rights then that the agent's threads lack. The C library changes users and groups of all threads, and ends a program in which some may and
 //! others may not.
@@ -26,7 +28,7 @@ use crate::follow;
 use crate::pool::Pool;
 use crate::{give_way, hooks, raw, spawn, table};
 use host::Pagemap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use wire::MemberStats;
 
@@ -43,10 +45,23 @@ const AGAIN: Duration = Duration::from_millis(20);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 static STATE: AtomicU32 = AtomicU32::new(WORKING);
+/// Whether a worker has told the agent to leave.
+static TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Whether the agent is to end, or has.
 pub fn is_asked() -> bool {
     STATE.load(Ordering::SeqCst) != WORKING
+}
+
+/// Ends what the agent's thread looks after, if it leaves because a worker has told it. Says whether that is so. The hooks go on: memory
+/// that was folded lies in several mappings, which the kernel alone would not move at once (`mremap`). For the agent's thread, at its end.
+pub fn end_as_told() -> bool {
+    let is_so = STATE.load(Ordering::SeqCst) == GONE && TOLD.load(Ordering::SeqCst);
+    if is_so {
+        hooks::carry_no_more();
+        give_way::withdraw();
+    }
+    is_so
 }
 
 /// Sleeps, unless the agent is to end. For the agent's thread.
@@ -84,6 +99,12 @@ pub fn ask(for_good: bool) -> bool {
         give_way::wake_agent();
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Has the agent end, which a worker has told it. No thread of the program's waits for that. For the agent's thread.
+pub fn be_told_to_leave() {
+    TOLD.store(true, Ordering::SeqCst);
+    let _ = change(WORKING, ASKED);
 }
 
 /// Makes everything anonymous, so that the agent may end. Says whether it may. For the agent's thread, apart from the worker.

@@ -146,6 +146,7 @@ fn start() {
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
                 let _ = Files::open(asked).and_then(|files| run(asked, files, false, None));
+                resign::end_as_told();
             }
         });
     });
@@ -191,8 +192,10 @@ pub fn in_child() -> Result<(), Errno> {
                     child::wait_until_worth_it(after);
                 }
                 let _ = files.and_then(|files| run(asked, files, true, None));
-                // Nothing was folded. The hooks have nobody to note things for.
-                hooks::rest();
+                // Otherwise nothing was folded. The hooks have nobody to note things for.
+                if !resign::end_as_told() {
+                    hooks::rest();
+                }
             }
         });
     })?;

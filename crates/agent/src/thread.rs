@@ -460,6 +460,7 @@ impl Agent {
             (ToAgent::Why(id, ranges), _) => session.link.send(&ToWorker::Because(id, self.rounds.why(&ranges)))?,
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
             (ToAgent::Room(pages), _) => session.room = pages,
+            (ToAgent::Leave, _) => world::be_told_to_leave(),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),
         }
         Ok(())

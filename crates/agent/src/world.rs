@@ -27,7 +27,7 @@ mod free {
     use std::path::Path;
     use wire::attach::Server;
 
-    pub use crate::resign::{give_up_all, is_asked as is_leaving, sleep};
+    pub use crate::resign::{be_told_to_leave, give_up_all, is_asked as is_leaving, sleep};
 
     /// Turns in which mappings may be replaced: at any time.
     #[derive(Debug)]
@@ -91,7 +91,9 @@ mod free {
 }
 
 #[cfg(target_env = "gnu")]
-pub use free::{Enrolment, Turns, connect, give_up_all, is_held, is_leaving, join, leave, sleep, tell_birth};
+pub use free::{
+    Enrolment, Turns, be_told_to_leave, connect, give_up_all, is_held, is_leaving, join, leave, sleep, tell_birth,
+};
 
 #[cfg(target_env = "gnu")]
 pub use crate::child::compare as compare_child;
@@ -258,6 +260,9 @@ mod halted {
         while !LEAVING.load(Ordering::Relaxed) && receive(Duration::ZERO).is_some() {}
         LEAVING.load(Ordering::Relaxed)
     }
+
+    /// The program beside it tells an agent without hooks to leave, and no worker does.
+    pub const fn be_told_to_leave() {}
 
     /// Everything is made anonymous while the agent leaves.
     pub const fn give_up_all(_: &mut Folder, _: (&Pagemap, &Pool), _: &mut MemberStats) -> bool {
@@ -473,8 +478,8 @@ mod halted {
 
 #[cfg(not(target_env = "gnu"))]
 pub use halted::{
-    Turns, ask, compare_child, connect, give_up_all, is_held, is_leaving, join, know, know_leases, leave, left, open,
-    sleep, tell_birth, tell_gate, wait_for_end,
+    Turns, ask, be_told_to_leave, compare_child, connect, give_up_all, is_held, is_leaving, join, know, know_leases,
+    leave, left, open, sleep, tell_birth, tell_gate, wait_for_end,
 };
 
 #[cfg(not(target_env = "gnu"))]

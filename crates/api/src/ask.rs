@@ -57,7 +57,7 @@ pub enum Ask {
         #[serde(default)]
         dry_run: bool,
     },
-    /// Have memory promised for an attached process, all of whose pages are to become private.
+    /// Have memory promised for a process, all of whose pages are to become private. One that was not attached is told to leave by itself.
     MayLeave {
         /// The process's pid.
         pid: u32,
@@ -67,7 +67,7 @@ pub enum Ask {
         #[serde(default)]
         for_good: bool,
     },
-    /// End the membership of an attached process: its agent is gone, and nothing of the pool is mapped there.
+    /// End the membership of a process: its agent is gone, and nothing of the pool is mapped there.
     Leave {
         /// The process's pid.
         pid: u32,
@@ -280,8 +280,8 @@ impl MemberLine {
         self.via == Via::Agent && self.attached_by.is_some_and(|pid| !is_beside(pid))
     }
 
-    /// Whether it can be detached while it runs.
-    pub fn may_be_detached(&self) -> bool {
+    /// Whether it became a member while it ran.
+    pub fn was_attached(&self) -> bool {
         self.attached_by.is_some() || self.via == Via::Ksm
     }
 }

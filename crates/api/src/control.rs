@@ -165,6 +165,8 @@ pub enum Order {
     Admit(Identity),
     /// A member no longer: its connection is to end. Its process goes on.
     Dismiss(Identity),
+    /// A member's agent is to make all private, and to end. Its process goes on.
+    Leave(Identity),
     /// A template; with it, a read-only file.
     Load(SegmentInfo),
     /// The template of this number is to be dropped as any other segment is, when none of its slots is held.

@@ -178,6 +178,11 @@ impl Group {
                 None => self.event(format!("member {} came without its socket", identity.name)),
             },
             Order::Dismiss(identity) => self.cut_process(&identity, &Cut::Dismissed),
+            Order::Leave(identity) => {
+                let id = self.of_process(&identity).map(|member| member.id);
+                let member = id.and_then(|id| self.members.get_mut(&id));
+                member.into_iter().for_each(|member| member.say(&ToAgent::Leave, None));
+            }
             Order::Set(settings) => self.set(settings, now),
             Order::Why { question, pid, pages } => self.ask_why(question, pid, &pages),
             Order::Report => {

@@ -207,6 +207,12 @@ impl Group {
         }
     }
 
+    /// Has the agent of a member end, and its process go on. `false` if there is no worker that can tell it.
+    pub fn take_out(&mut self, identity: Identity) -> bool {
+        let worker = self.worker.as_mut().filter(|worker| worker.heard);
+        worker.is_some_and(|worker| worker.send(&Order::Leave(identity), vec![]))
+    }
+
     /// When the worker should be started, if not `now`; `None`: not at all, or it runs.
     pub fn start_at(&self, members: usize, now: Instant) -> Option<Instant> {
         let wanted = !self.waiting.is_empty() || (self.backoff.has_failed() && members > 0);

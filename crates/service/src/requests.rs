@@ -395,12 +395,18 @@ impl Request<'_> {
 
     /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
     fn may_leave(&mut self, id: ProcessId, for_good: bool) -> Result<(), String> {
-        let member = self.attached(id)?;
+        let member = self.own_member(id)?;
+        if !member.was_attached() && !for_good {
+            return Err(format!("process {} was not attached", id.pid));
+        }
         let needed = shared_bytes(&member)?;
         let needs = Needs { members: vec![MemberRoom { pid: id.pid, bytes: needed }], whole: true };
         self.registry.within_limits(&needs).map_err(|why| format!("{why}: raise the limit, and try again"))?;
         let name = format!("process {} of {}", id.pid, member.group);
         self.registry.promise(|room, memory| room.promise_all(&name, needed, memory, Instant::now()))?;
+        if !member.was_attached() && !self.registry.group(&member.group).take_out(member.identity.clone()) {
+            return Err(format!("the worker of group {} cannot be told at the moment; try again", member.group));
+        }
         if for_good {
             self.registry.keep(|state| {
                 state.set_detached(id, true);
@@ -481,7 +487,7 @@ impl Request<'_> {
     /// asker is not believed: the kernel tells, and the worker hears nothing of that process any more.
     fn leave(&mut self, id: ProcessId) -> Result<(), String> {
         if self.registry.state.find(id).is_some() && id.is_alive() {
-            let member = self.attached(id)?;
+            let member = self.own_member(id)?;
             let by = self.place_in_journal()?;
             if member.via == Via::Ksm {
                 if KsmStat::of(id.pid).is_ok_and(|stat| stat.ksm_merge_any == Some(true)) {
@@ -505,10 +511,15 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The member that a process became by being attached, or that ksmd merges, if the client may detach it.
+    /// The member that a process became by being attached, if the client may detach it.
     fn attached(&self, id: ProcessId) -> Result<MemberLine, String> {
-        let member = self.registry.state.find(id).filter(|member| member.may_be_detached());
-        let member = member.ok_or_else(|| format!("process {} was not attached", id.pid))?;
+        let member = self.own_member(id)?;
+        member.was_attached().then_some(member).ok_or_else(|| format!("process {} was not attached", id.pid))
+    }
+
+    /// The member that a process is, if the client may detach it.
+    fn own_member(&self, id: ProcessId) -> Result<MemberLine, String> {
+        let member = self.registry.state.find(id).ok_or_else(|| format!("process {} is no member", id.pid))?;
         let uid = self.client.peer.uid;
         if uid != 0 && uid != member.uid {
             return Err(format!("process {} belongs to user {}", id.pid, member.uid));

@@ -221,6 +221,8 @@ pub enum ToAgent {
     Room(u64),
     /// Why are these pages not reported?
     Why(u32, Vec<PageRange>),
+    /// Make all pages private, and end. The process goes on without an agent.
+    Leave,
 }
 
 macro_rules! numbered {
@@ -478,6 +480,7 @@ impl ToAgent {
                 let id = r.u32()?;
                 Self::Why(id, bounded(r.list("runs", RUNS, decode_range)?, WHY_PAGES, |run| run.pages)?)
             }
+            10 => Self::Leave,
             kind => return Err(Malformed::UnknownKind(kind)),
         };
         r.end()?;
@@ -526,6 +529,7 @@ impl ToAgent {
                 w.u32(*id);
                 w.list(runs, encode_range);
             }
+            Self::Leave => w.u16(10),
         }
     }
 }

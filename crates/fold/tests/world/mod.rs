@@ -489,6 +489,8 @@ impl Agent {
                 self.say(&ToWorker::Because(id, self.why(&ranges)));
             }
             ToAgent::Again => self.report_again(),
+            // These members are no programs, which alone are asked to.
+            ToAgent::Leave => {}
         }
     }
 

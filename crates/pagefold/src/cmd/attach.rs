@@ -98,8 +98,9 @@ pub struct AttachArgs {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Everything that is folded becomes private again, which takes memory. The agent's threads, mappings and
-files are gone afterwards. No rule attaches these processes again. With --cgroup and --container, the rule
-that pagefold attach had added is dropped. Of a process that ksmd merges, all of its memory is merged no
+files are gone afterwards. No rule attaches these processes again. In a program that pagefold run has
+started, the library stays. With --cgroup and --container, the rule that
+pagefold attach had added is dropped, and processes are detached that were attached. Of a process that ksmd merges, all of its memory is merged no
 longer, also what the program itself had advised. Children that it has forked are detached by themselves.
 
 Examples:
@@ -342,9 +343,8 @@ impl DetachArgs {
         if let Some(e) = dropped.find_map(Result::err).filter(|_| api::place::own_uid() == 0) {
             return Err(e);
         }
-        let is_attached = |facts: &Facts| {
-            members.iter().any(|(_, member)| member.identity.pid == facts.pid && member.may_be_detached())
-        };
+        let is_attached =
+            |facts: &Facts| members.iter().any(|(_, member)| member.identity.pid == facts.pid && member.was_attached());
         Ok(self.place.processes()?.iter().filter(|facts| is_attached(facts)).map(|facts| facts.pid).collect())
     }
 }
@@ -359,8 +359,8 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     let (mut all, mut outcome) = (Vec::new(), Outcome::Done);
     for pid in &args.meant(&services, &members)? {
         let found = members.iter().find(|(_, member)| member.identity.pid == *pid);
-        let Some((service, member)) = found.filter(|(_, member)| member.may_be_detached()) else {
-            return Err(Stop::Usage(format!("process {pid} was not attached: see pagefold attach")).into());
+        let Some((service, member)) = found else {
+            return Err(Stop::Usage(format!("process {pid} is no member: see pagefold group show")).into());
         };
         match leave(service, member, Duration::from_secs(args.wait)) {
             Ok(()) => all.push(Detached { pid: *pid, group: member.group.clone(), seams: left::seams(*pid) }),
@@ -378,7 +378,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Ends the membership of a process that was attached.
+/// Ends the membership of a process.
 ///
 /// # Errors
 /// The service refuses, or the process is not left in time.
@@ -387,8 +387,28 @@ pub fn leave(service: &Service, member: &MemberLine, patience: Duration) -> anyh
     service.may_leave(process, true)?;
     match (member.via, member.attached_by) {
         (Via::Agent, Some(helper)) => detach_one(service, process, helper, patience),
-        _ => undo_ksm(service, process, &member.group),
+        (Via::Agent, None) => take_out(service, process, patience),
+        (Via::Ksm, _) => undo_ksm(service, process, &member.group),
     }
+}
+
+/// Waits until the agent of a process that was started as a member has made all private, and has ended.
+fn take_out(service: &Service, process: ProcessId, patience: Duration) -> anyhow::Result<()> {
+    let pid = process.pid;
+    let until = Instant::now() + patience;
+    let mut progress = left::Progress::new(pid);
+    while process.is_alive() && (left::has_agent(pid) || progress.left_bytes() > 0) {
+        progress.look();
+        if Instant::now() > until {
+            bail!(
+                "process {pid} is a member yet, and {} of it map the pool: something holds pages that are folded, or nobody knows where \
+                 they lie (pagefold group show has the member's state)",
+                cli::bytes(progress.left_bytes())
+            );
+        }
+        std::thread::sleep(ASK);
+    }
+    service.leave(process)
 }
 
 /// Has ksmd merge a process no longer.

@@ -21,7 +21,8 @@ const LOOK: Duration = Duration::from_millis(500);
 #[command(after_help = "\
 Nothing more is folded, and all that is folded becomes private again. That takes memory: nothing is begun
 where it does not fit. Attached processes are detached. Programs that were started with pagefold run stay
-members until they end, with nothing folded. pagefold group reset has a group fold again.
+members, with nothing folded, until they end or pagefold detach takes them out. pagefold group reset has a
+group fold again.
 
 Examples:
   pagefold stop --group acme
@@ -121,7 +122,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 fn leave_all(group: &Group<'_>, left_bytes: u64, patience: Duration) -> anyhow::Result<(Stopped, bool)> {
     let of_group = |member: &MemberLine| member.group == group.name;
     let members: Vec<MemberLine> = group.service.members()?.into_iter().filter(of_group).collect();
-    let (attached, started): (Vec<_>, Vec<_>) = members.into_iter().partition(MemberLine::may_be_detached);
+    let (attached, started): (Vec<_>, Vec<_>) = members.into_iter().partition(MemberLine::was_attached);
     let (mut detached, mut is_left) = (Vec::new(), true);
     for member in attached {
         match attach::leave(group.service, &member, patience) {
@@ -179,7 +180,9 @@ fn in_words(stopped: &Stopped) -> String {
     let left = if *left_bytes > 0 { format!(", {} are still folded", cli::bytes(*left_bytes)) } else { String::new() };
     let stay = match members.len() {
         0 => String::new(),
-        n => format!("; {n} that pagefold run has started stay members until they end, with nothing folded"),
+        n => format!(
+            "; {n} that pagefold run has started stay members, with nothing folded (pagefold detach takes them out)"
+        ),
     };
     format!("group {group}: {private} private again{left}; {} detached{stay}", detached.len())
 }

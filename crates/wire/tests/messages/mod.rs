@@ -128,6 +128,7 @@ pub fn to_agent() -> impl Strategy<Value = ToAgent> {
         (any::<u32>(), vec(range(), 0..=100)).prop_map(|(id, ranges)| ToAgent::Why(id, ranges)),
         (any::<u32>(), fold_runs()).prop_map(|(id, runs)| ToAgent::Fold(id, runs)),
         Just(ToAgent::Again),
+        Just(ToAgent::Leave),
         any::<u64>().prop_map(ToAgent::Room),
     ]
 }

@@ -14,6 +14,14 @@ fn pooled_bytes(pid: u32) -> u64 {
     pooled.map(|mapping| mapping.end.0 - mapping.start.0).sum()
 }
 
+/// Whether a thread of an agent runs in a process.
+pub fn has_agent(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .into_iter()
+        .any(|thread| std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name == "pagefold\n"))
+}
+
 /// A bar on stderr: how much of a process is private again. Nothing is drawn where stderr is no terminal.
 pub struct Progress(ProgressBar, u32, Instant);
 
