@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest answer that is read, in bytes; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
@@ -13,6 +14,12 @@ const LINE_MAX: usize = 4 << 20;
 
 /// Time that a guest's QEMU may take for an answer, in which it may be serving another client: 500 ms.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Most messages before the greeting: what QEMU owes to a client before this one.
+const MOST_OF_OTHERS: usize = 64;
+
+/// Number of the next command.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// A reason why QEMU did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -93,12 +100,20 @@ impl Qmp {
 
     fn greet(path: &Path, stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
-        let greeting = qmp.message(Instant::now() + timeout).map_err(|e| qmp.broken(e))?;
-        if greeting.get("QMP").is_none() {
-            return Err(qmp.broken(invalid("no QMP greeting")));
+        let deadline = Instant::now() + timeout;
+        // QEMU may send what a client has asked for that was killed meanwhile.
+        let is_of_another = |message: &Value| ["return", "error", "event"].iter().any(|key| message.get(key).is_some());
+        for _ in 0..MOST_OF_OTHERS {
+            let message = qmp.message(deadline).map_err(|e| qmp.broken(e))?;
+            if message.get("QMP").is_some() {
+                qmp.execute("qmp_capabilities", json!({}))?;
+                return Ok(qmp);
+            }
+            if !is_of_another(&message) {
+                break;
+            }
         }
-        qmp.execute("qmp_capabilities", json!({}))?;
-        Ok(qmp)
+        Err(qmp.broken(invalid("no QMP greeting")))
     }
 
     /// Runs one command and returns its result; `arguments` is an object.
@@ -108,10 +123,14 @@ impl Qmp {
     /// cannot be used any more.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let deadline = Instant::now() + self.timeout;
-        let request = json!({"execute": command, "arguments": arguments});
+        let id = json!(format!("pagefold-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let request = json!({"execute": command, "arguments": arguments, "id": id});
         self.send(&request).map_err(|e| self.broken(e))?;
         loop {
             let mut answer = self.message(deadline).map_err(|e| self.broken(e))?;
+            if answer.get("id").is_some_and(|its| *its != id) {
+                continue;
+            }
             if let Some(result) = answer.get_mut("return") {
                 return Ok(result.take());
             }
@@ -207,6 +226,13 @@ mod tests {
         let lines = &[GREETING, "{\"return\": {}}\n", "{\"event\": \"STOP\"}\n{\"return\": {\"a\": 1}}\n"];
         let answer = asked(lines, LATE);
         assert_eq!(answer.expect("an answer"), json!({"a": 1}));
+        // Of clients that were killed.
+        let lines = &[
+            "{\"return\": {\"b\": 2}}\n{\"QMP\": {}}\n",
+            "{\"return\": {\"b\": 2}, \"id\": \"other-1\"}\n{\"return\": {}}\n",
+            "{\"error\": {\"desc\": \"b\"}, \"id\": \"other-2\"}\n{\"return\": {\"a\": 1}}\n",
+        ];
+        assert_eq!(asked(lines, LATE).expect("an answer"), json!({"a": 1}));
         let lines = &[GREETING, "{\"return\": {}}\n", "{\"error\": {\"class\": \"x\", \"desc\": \"no\"}}\n"];
         let refused = asked(lines, LATE);
         assert_eq!(refused.expect_err("a refusal").to_string(), "QEMU refuses stop: no");

@@ -281,7 +281,8 @@ fn members_without_folded_pages_have_a_reason_and_a_remedy() {
     for line in ["alloc x 300", "fill x 0 300 77", "mergeable x"] {
         alone.tell(line);
     }
-    let _busy = service.run("acme", "busy", &[], &["python3", "-c", BUSY]);
+    // Not eager: its pages would rest while other programs have all processors.
+    let _busy = service.run_with("acme", "busy", &[], &["python3", "-c", BUSY], &[("PAGEFOLD_EAGER", "")]);
     let mut bounded = service.run_with("acme", "bounded", &[], &[&known_pages()], &[("PAGEFOLD_VMA_BUDGET", "1")]);
     for line in ["alloc x 400", "fill x 0 200 5000", "fill x 200 200 5000", "mergeable x"] {
         bounded.tell(line);

@@ -357,12 +357,8 @@ impl Group {
         let since = if worker.heard { self.owes_since? } else { worker.since };
         let time = now.saturating_duration_since(since);
         let is_stopped = ProcessStat::read(worker.process.pid).is_ok_and(|stat| stat.state == b'T');
-        let (most, why) = match is_stopped {
-            true => (STILL[0], "a signal has stopped it"),
-            false => (STILL[1], "it answers nothing"),
-        };
-        let why = || std::io::Error::other(format!("it has stood still for {} s: {why}", time.as_secs()));
-        (time > most).then(|| self.lost(&why()))
+        let why = why_still(time, is_stopped)?;
+        Some(self.lost(&std::io::Error::other(format!("it has stood still for {} s: {why}", time.as_secs()))))
     }
 
     fn lost(&mut self, why: &std::io::Error) -> Heard {
@@ -394,9 +390,15 @@ impl Group {
     }
 }
 
+/// Why a worker that has owed an answer for this time stands still; `None` if it may be late only.
+fn why_still(time: Duration, is_stopped: bool) -> Option<&'static str> {
+    let (most, why) = if is_stopped { (STILL[0], "a signal has stopped it") } else { (STILL[1], "it answers nothing") };
+    (time > most).then_some(why)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Identity, MOST_WAITING};
+    use super::{Identity, MOST_WAITING, why_still};
     use crate::config::Config;
     use crate::registry::Registry;
     use crate::state::State;
@@ -416,6 +418,14 @@ mod tests {
         let admitted = (0..2000).filter(|pid| admit("acme", *pid)).count();
         assert_eq!(admitted, MOST_WAITING);
         assert!(admit("beta", 1), "another group has places of its own");
+    }
+
+    #[test]
+    fn worker_that_answers_nothing_gets_longer_than_one_that_a_signal_has_stopped() {
+        let after = |seconds, is_stopped| why_still(Duration::from_secs(seconds), is_stopped);
+        assert_eq!([after(15, true), after(60, false)], [None, None]);
+        assert_eq!(after(16, true), Some("a signal has stopped it"));
+        assert_eq!(after(61, false), Some("it answers nothing"));
     }
 
     #[test]

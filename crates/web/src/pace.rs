@@ -76,7 +76,7 @@ impl Paces {
     }
 }
 
-/// A future, and the processor time that this thread has used for it. What others use meanwhile is not its caller's.
+/// A future, and the processor time that this thread has used for it. Others' work meanwhile is not its caller's.
 pub struct Timed<F> {
     work: Pin<Box<F>>,
     took: Duration,

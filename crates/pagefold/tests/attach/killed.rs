@@ -117,6 +117,10 @@ impl Program {
         // Killed after all memory is private again, and before it takes the agent out: that stays (docs/security.md).
         let is_left = from == TAKES_OUT && has_object(pid) && !has_agent(pid);
         if has_agent(pid) {
+            // A process that was killed traces a moment longer.
+            let is_traced =
+                || threads(pid).values().flatten().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"));
+            wait_for(&format!("nobody traces it: {said}"), || (!is_traced()).then_some(()));
             leave(installed, &self.waits.pid());
         }
         let own = |mut all: BTreeMap<String, Vec<String>>| {

@@ -60,6 +60,6 @@ threading.Thread(target=run).start() if 'thread' in sys.argv else run()";
     json_of(&installed.pagefold(&["attach", &pid, "--group", "acme", "--all-anonymous", "--json"]));
     assert!(refused(&pid, &["--all-anonymous"]).contains("already"));
     let other = installed.pagefold(&["detach", "1"]);
-    assert!(words(&other).contains("was not attached"), "{other:?}");
+    assert!(words(&other).contains("is no member"), "{other:?}");
     waits.tell("stop");
 }

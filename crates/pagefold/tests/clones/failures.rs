@@ -93,8 +93,12 @@ fn killed_commands_leave_nothing_that_the_next_does_not_clean_up() {
         std::thread::sleep(Duration::from_millis(ms));
         child.kill().expect("kill it");
         child.wait().expect("wait for it");
-        assert_eq!(rig.json(&["template", "list"])["templates"].as_array().map(Vec::len), Some(1));
-        until(20, "no process is left", || processes_with(&dir).is_empty());
+        // A guest that was being started may live a moment longer, and its template with it.
+        until(20, "no process is left", || {
+            assert_eq!(rig.json(&["template", "list"])["templates"].as_array().map(Vec::len), Some(1));
+            processes_with(&dir).is_empty()
+        });
+        rig.json(&["template", "list"]);
         assert!(!rig.templates().join("acme/.next.making").exists());
     }
 }

@@ -275,7 +275,7 @@ impl Service {
         self.run_with(group, name, run, words, &[])
     }
 
-    /// Like [`Self::run`], with variables added to the environment.
+    /// Like [`Self::run`], with variables added to the environment. Empty ones are removed.
     pub fn run_with(&self, group: &str, name: &str, run: &[&str], words: &[&str], env: &[(&str, &str)]) -> Member {
         let (variable, token) = self.mark();
         let place = self.place();
@@ -284,6 +284,7 @@ impl Service {
         command.arg("--service").arg(&place).args(run).arg("--").args(words);
         // Without `PAGEFOLD_EAGER`, programs that only write would not be folded for a minute.
         command.env(variable, token).env("PAGEFOLD_EAGER", "1").envs(env.iter().copied());
+        env.iter().filter(|(_, value)| value.is_empty()).for_each(|(name, _)| drop(command.env_remove(name)));
         Member::spawn(command, name, &self.dir)
     }
 }
