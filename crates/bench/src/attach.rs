@@ -218,13 +218,14 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     folded.context("too few pages are folded after two minutes")?;
     times.fold.push(milliseconds(began));
     // Others than those that are written may have been folded first.
-    let is_broken = || {
+    let mut is_broken = || {
         subject.break_folds()?;
         let broken = broken_pages(pid)?;
         ensure!(broken >= LEAST.1, "{broken} pages are broken");
         Ok(())
     };
-    wait_for(is_broken, "too few pages are broken")?;
+    let broken = (0..TRIES).find_map(|_| wait_for(&mut is_broken, "too few pages are broken").ok());
+    broken.context("too few pages are broken after two minutes")?;
     let (helper, began) = (ProcessId::of(child.id())?, Instant::now());
     helper.terminate();
     ensure!(child.wait()?.success(), "the program could not be detached: see above");
