@@ -388,9 +388,11 @@ fn time_to_stop_grows_only_when_it_was_too_short() {
     halts.note_stops();
     halt(&mut halts, &[]);
     halts.go();
-    assert_eq!(halts.stops().len(), 1);
+    // Each attempt counts, of which a busy machine needs several.
+    let stops = halts.stops().len();
+    assert!(stops >= 1);
     halts.go();
-    assert_eq!(halts.stops().len(), 1, "nothing was stopped");
+    assert_eq!(halts.stops().len(), stops, "nothing was stopped");
 }
 
 /// Whether all threads of a program stand still for their tracer.

@@ -8,7 +8,7 @@
 //! Both sides are asked the same questions in the same way; [`ksmd`] and [`folding`] hold the differences. Both sides'
 //! own accounts are checked against page tables (`audit`). [`guardian`] puts the host back as it was.
 
-mod account;
+pub mod account;
 mod churn;
 pub mod curve;
 mod equal;

@@ -40,7 +40,7 @@ pub struct Slots {
 const MOST_ASKED: usize = 8192;
 
 /// Numbers of pages by the reason why they are not folded.
-type ByReason = BTreeMap<&'static str, u64>;
+pub type ByReason = BTreeMap<&'static str, u64>;
 
 /// See the module. Numbers are of frames, but where names say bytes.
 #[derive(Clone, Debug, Serialize)]
@@ -132,6 +132,20 @@ fn by_reason(merger: &dyn Merger, found: &Contents) -> anyhow::Result<(ByReason,
         }
     }
     Ok((broken, others))
+}
+
+/// Private pages whose content a slot has, by the reason why they are not folded.
+///
+/// # Errors
+/// The merger does not answer.
+pub fn open_by_reason(merger: &dyn Merger, found: &Contents) -> anyhow::Result<ByReason> {
+    let open = found.duplicates.iter().filter(|class| class.has_slot).flat_map(|class| &class.pages);
+    let pages: Vec<_> = open.map(|page| (page.pid, page.at)).collect();
+    let mut by_reason: ByReason = Why::ALL.iter().map(|why| (why.name(), 0)).collect();
+    for why in ask(merger, &pages)? {
+        *by_reason.entry(why.name()).or_default() += 1;
+    }
+    Ok(by_reason)
 }
 
 /// Asks about pages; about evenly chosen ones where these are too many. Such a page stands for those that follow it.

@@ -2,9 +2,10 @@
 
 use super::scene::{Guests, Scene};
 use crate::guardian::Guardian;
+use crate::ksm::account::{self, ByReason};
 use crate::ksm::folding::{self, Folding as Service};
 use crate::ksm::merger::Merger;
-use audit::contents::Places;
+use audit::contents::{Contents, Places};
 use lab::Image;
 use serde::Serialize;
 use std::path::Path;
@@ -26,6 +27,8 @@ pub struct Restored {
     pub all_answered_s: f64,
     /// Of all guests, and of the last one, over time.
     pub folded: Vec<Folded>,
+    /// Pages of all guests whose content a slot has, by the reason why they are not folded at the last count.
+    pub open: ByReason,
 }
 
 /// Pages that are folded.
@@ -52,34 +55,34 @@ pub fn run(scene: &Scene, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow
     scene.save(folding.as_ref())?;
     let guests = scene.restored(n, true)?;
     service.meet(&guests.pids().into_iter().map(|pid| (pid, 1)).collect::<Vec<_>>())?;
-    let folded = watch(&service, &guests)?;
+    let (folded, open) = watch(&service, &guests)?;
     let all_answered_s = guests.all_answered_s;
     drop(guests);
     service.off()?;
-    Ok(Restored { image: scene.image(), n, all_answered_s, folded })
+    Ok(Restored { image: scene.image(), n, all_answered_s, folded, open })
 }
 
-fn watch(service: &Service, guests: &Guests) -> anyhow::Result<Vec<Folded>> {
+fn watch(service: &Service, guests: &Guests) -> anyhow::Result<(Vec<Folded>, ByReason)> {
     let (begin, pids) = (Instant::now(), guests.pids());
-    let mut folded = Vec::new();
+    let (mut folded, mut found) = (Vec::new(), None);
     for seconds in COUNTS {
         sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
         let own = service.own_pids()?;
         let merger_cpu_s = service.cpu_s()?;
-        let (share, share_of_last) = shares(&pids, &own)?;
+        let (share, share_of_last) = shares(&pids, &own, found.insert(Places::of(&pids, &own)?.read()?))?;
         folded.push(Folded { seconds, share, share_of_last, merger_cpu_s });
         if folded.last().is_some_and(|folded| folded.share > ALL && folded.share_of_last > ALL) {
             break;
         }
     }
-    Ok(folded)
+    let open = found.map_or_else(|| Ok(ByReason::new()), |found| account::open_by_reason(service, &found))?;
+    Ok((folded, open))
 }
 
 /// Share of the guests' pages that map slots, of all whose content such a slot has; and the same of the last guest.
-fn shares(pids: &[u32], own: &[u32]) -> anyhow::Result<(f64, f64)> {
+fn shares(pids: &[u32], own: &[u32], found: &Contents) -> anyhow::Result<(f64, f64)> {
     let Some(last) = pids.last() else { return Ok((0.0, 0.0)) };
     let mapped_by_last = Places::of(&[*last], own)?.taken().folded_places;
-    let found = Places::of(pids, own)?.read()?;
     let open: Vec<u32> = found
         .duplicates
         .iter()

@@ -201,7 +201,7 @@ fn containers_with_default_filters_of_podman_and_docker_are_folded_and_left_as_t
     });
     for ((waits, place), before) in both.iter_mut().zip(before) {
         wait_for_folds(&installed, &waits.pid(), 1000);
-        assert!(waits.break_folds() >= 100);
+        waits.break_enough();
         installed.pagefold(&[&["detach", "--wait", "120"], &place[..]].concat());
         assert!(member(&installed, &waits.pid()).is_none());
         waits.tell("stop");

@@ -25,8 +25,7 @@ fn program_that_gave_up_roots_rights_is_folded_and_left_as_it_was_before() {
     supervisor.kill();
     drop(supervisor);
     let _supervisor = installed.serve(CONFIG, &[]);
-    let broken = waits.break_folds();
-    assert!(broken >= 100, "{broken}");
+    let broken = waits.break_enough();
     wait_for_within(Duration::from_secs(120), "most of it is folded again", || {
         (own_in_pool(waits.pid) < broken / 2).then_some(())
     });

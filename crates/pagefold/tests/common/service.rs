@@ -284,7 +284,7 @@ impl Service {
         command.arg("--service").arg(&place).args(run).arg("--").args(words);
         // Without `PAGEFOLD_EAGER`, programs that only write would not be folded for a minute.
         command.env(variable, token).env("PAGEFOLD_EAGER", "1").envs(env.iter().copied());
-        env.iter().filter(|(_, value)| value.is_empty()).for_each(|(name, _)| drop(command.env_remove(name)));
+        env.iter().filter(|(_, value)| value.is_empty()).for_each(|(name, _)| _ = command.env_remove(name));
         Member::spawn(command, name, &self.dir)
     }
 }
