@@ -214,12 +214,13 @@ fn nothing_is_replaced_before_calls_are_led_to_the_gate() {
     }
     // There is no gate at all there, which is found out when that is tried.
     serving.gate = Some(Gate::new(HostVirt(0)));
-    let halted = |number_of_halt| {
+    let mut halted = |number_of_halt| {
         let asked = FromAttached::Halt { number: number_of_halt, threads: vec![number(own)] };
         assert!(serving.hear(Some(asked), Vec::new()).is_none());
         heard(&agent) == Some(ToAttached::Halted(number_of_halt))
     };
-    assert!((3..100).any(halted), "it is never halted");
+    let mut numbers = 3..;
+    wait_for("it is halted", || numbers.next().is_some_and(&mut halted));
 }
 
 /// A list of a process's threads may lack one while others end. It would be stopped with the program's.

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Length of a log, in bytes, beyond which a new one is begun.
 const MOST_LOG_BYTES: u64 = 1 << 20;
@@ -113,6 +113,23 @@ pub struct Args {
     end_orphans: bool,
 }
 
+/// Longest time to wait for the service's lock: 5 s. If the service before was killed while it started a process, that process holds the
+/// lock until it executes its program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two attempts at it: 20 ms.
+const LOCK_AGAIN: Duration = Duration::from_millis(20);
+
+fn lock_within(place: &Place, patience: Duration) -> anyhow::Result<Option<Lock>> {
+    let end = Instant::now() + patience;
+    loop {
+        let lock = place.lock()?;
+        if lock.is_some() || Instant::now() >= end {
+            return Ok(lock);
+        }
+        std::thread::sleep(LOCK_AGAIN);
+    }
+}
+
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let config = match &args.config {
@@ -128,7 +145,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     place.make()?;
-    let Some(lock) = place.lock()? else {
+    let patience = if args.private { Duration::ZERO } else { LOCK_PATIENCE };
+    let Some(lock) = lock_within(&place, patience)? else {
         if args.private {
             return Ok(Outcome::Done);
         }
