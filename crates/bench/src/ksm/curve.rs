@@ -9,7 +9,7 @@ const EVERY: Duration = Duration::from_millis(100);
 /// Growth of the merged pages below which merging counts as stable: 0.2% over one of the two spans that follow.
 const STABLE: f64 = 0.002;
 /// Share of the equal pages from which nearly all are merged, and the span without growth that is stable then.
-const STABLE_FULL: (f64, Duration) = (0.97, Duration::from_secs(5));
+const STABLE_FULL: (f64, Duration) = (0.97, Duration::from_secs(10));
 /// Span without growth that is stable while less is merged: longer, since the merger may be waiting for something.
 const STABLE_PART: Duration = Duration::from_secs(20);
 /// Limit of the wait until merging is stable.
