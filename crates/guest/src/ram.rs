@@ -118,11 +118,11 @@ impl Careful {
 pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> {
     let pid = guest.pids.first().copied().unwrap_or(0);
     let qmp = qmp.or_else(|| open_qmp(guest)?.ok());
-    let told = qmp
-        .filter(|_| guest.kind == GuestKind::Qemu)
-        .and_then(|mut qmp| RamMap::by_qmp(&mut qmp).ok().filter(|map| !map.blocks().is_empty()));
+    let told = qmp.filter(|_| guest.kind == GuestKind::Qemu).and_then(|mut qmp| RamMap::by_qmp(&mut qmp).ok());
+    let mappings = Mapping::read_all(pid)?;
+    let told = told.map(|map| map.within(&mappings)).filter(|map| !map.blocks().is_empty());
     let mut maps = Vec::from_iter(told);
-    maps.extend(RamMap::by_mappings(guest, &Mapping::read_all(pid)?));
+    maps.extend(RamMap::by_mappings(guest, &mappings));
     maps.dedup();
     maps.into_iter().map(|map| GuestRam::open(pid, map)).collect()
 }
@@ -344,3 +344,7 @@ impl GuestRam {
         true
     }
 }
+
+#[cfg(test)]
+#[path = "ram_extreme_tests.rs"]
+mod extreme_tests;

@@ -88,6 +88,20 @@ impl RamMap {
         Some(GuestPhys(block.guest.0 + (host.0 - block.host.0)))
     }
 
+    /// The pieces for which the VMM's process has addresses, each address for one piece: QEMU's word goes no further.
+    pub fn within(mut self, mappings: &[Mapping]) -> Self {
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        self.0.retain(|block| {
+            let (first, end) = (block.host.0, block.host.0.saturating_add(block.bytes));
+            let reaches = |at: u64, m: &Mapping| if m.start.0 <= at { at.max(m.end.0) } else { at };
+            let is_its_own = !taken.iter().any(|other| first < other.1 && other.0 < end);
+            let is_there = is_its_own && mappings.iter().fold(first, reaches) >= end;
+            taken.extend(is_there.then_some((first, end)));
+            is_there
+        });
+        self
+    }
+
     /// The layouts that a VM may have by its process's mappings, the likeliest first. They leave out memory that was
     /// plugged in as a device.
     pub fn by_mappings(guest: &Guest, mappings: &[Mapping]) -> Vec<Self> {
@@ -289,5 +303,20 @@ mod tests {
             block(u64::MAX - 0xfff, 0x3000, 0x2000),
         ]);
         assert_eq!(map.blocks(), [block(0, 0x1000, 0x3000)]);
+    }
+
+    #[test]
+    fn pieces_without_addresses_of_their_own_are_left_out() {
+        let text =
+            "1000-5000 rw-p 00000000 00:00 0 \n5000-9000 r--p 00000000 00:00 0 \na000-b000 rw-p 00000000 00:00 0 \n";
+        let mappings = Mapping::parse_all(text).unwrap();
+        let pieces = [
+            block(0, 0x1000, 0x8000),
+            block(0x10_0000, 0x4000, 0x1000),
+            block(0x20_0000, 0x9000, 0x2000),
+            block(0x30_0000, 0xa000, 0x1000),
+            block(0x40_0000, 0, 1 << 62),
+        ];
+        assert_eq!(RamMap::new(pieces.into()).within(&mappings).blocks(), [pieces[0], pieces[3]]);
     }
 }
