@@ -311,6 +311,27 @@ mod tests {
         }
     }
 
+    /// A tenant that was given a group writes its limit. Sums are the largest number at most, and nothing is left twice.
+    #[test]
+    fn numbers_of_groups_at_their_ends_overflow_nothing() {
+        let ends = ["0", "1", "4503599627370496", "18446744073709551615", "18446744073709551616", "-1", "max"];
+        for files in [&V1, &V2] {
+            for end in ends {
+                let (dir, limits) =
+                    tree(files, &[("t", "1073741824"), ("t/a", end), ("t/b", end), ("u", end), ("v", end)]);
+                for group in ["t/a", "t/b", "u", "v"] {
+                    fs::write(dir.path().join(group).join(files.used), end).unwrap();
+                    fs::write(dir.path().join(group).join("memory.stat"), format!("{}{end}\n", files.idle)).unwrap();
+                }
+                assert!(most(&limits, &["/t/a", "/t/b"]).is_some_and(|bytes| bytes <= G), "{end}");
+                assert!(most(&limits, &["/u", "/v"]).is_none_or(|bytes| bytes <= 2 * 64 * G), "{end}");
+                let mut left = limits.left();
+                let taken = ["/t/a", "/t/b", "/u", "/v"].map(|group| left.take(group, u64::MAX));
+                assert!(taken[0].saturating_add(taken[1]) <= G, "{end}: {taken:?}");
+            }
+        }
+    }
+
     #[test]
     fn room_of_a_group_is_all_that_the_kernel_can_give_it() {
         for files in [&V1, &V2] {

@@ -54,7 +54,8 @@ pub fn available_bytes() -> Result<u64> {
 pub fn free_bytes() -> Result<u64> {
     let of = |key| status_bytes("/proc/meminfo", key).map(Option::unwrap_or_default);
     let cached = of("Cached:")?.saturating_sub(of("Shmem:")?);
-    Ok(of("MemFree:")? + of("Buffers:")? + of("SReclaimable:")? + cached)
+    let free = [of("MemFree:")?, of("Buffers:")?, of("SReclaimable:")?, cached];
+    Ok(free.into_iter().fold(0, u64::saturating_add))
 }
 
 /// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
@@ -119,9 +120,12 @@ pub fn swapped_bytes(pid: u32) -> Result<u64> {
 
 /// A size from a file with lines `Key: N kB`, such as `status`.
 fn status_bytes(path: impl AsRef<Path>, key: &str) -> Result<Option<u64>> {
-    let status = text::read(path)?;
-    let kib = status.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    Ok(kib.map(|kib| kib * 1024))
+    Ok(size_in(&text::read(path)?, key))
+}
+
+fn size_in(text: &str, key: &str) -> Option<u64> {
+    let kib = text.lines().find_map(|l| l.strip_prefix(key)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib.saturating_mul(1024))
 }
 
 /// The time at which this machine started, in seconds since 1970, by the clock as it is set at the moment (`btime`).
@@ -156,6 +160,14 @@ mod tests {
         assert!((1..ram_bytes()).contains(&available_bytes().unwrap()));
         let swap = status_bytes("/proc/meminfo", "SwapTotal:").unwrap().unwrap();
         assert!(free_swap_bytes() <= swap);
+    }
+
+    #[test]
+    fn sizes_at_their_ends_are_the_largest_number_at_most() {
+        let of = |kib: &str| size_in(&format!("VmRSS: 1 kB\nVmSwap:\t{kib} kB\n"), "VmSwap:");
+        let wanted = [Some(0), Some(1024), Some(1 << 62), Some(u64::MAX), None, None];
+        let ends = ["0", "1", "4503599627370496", "18446744073709551615", "18446744073709551616", "-1"];
+        assert_eq!(ends.map(of), wanted);
     }
 
     #[test]

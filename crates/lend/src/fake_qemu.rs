@@ -26,6 +26,8 @@ pub(crate) struct State {
     /// Time that its balloon takes for a change; `None`: it does nothing.
     pub takes: Option<Duration>,
     pub told: Vec<Told>,
+    /// Sizes of memory that was plugged in.
+    pub dimms: Vec<u64>,
     /// As `query-status` has it.
     pub status: &'static str,
     /// As `query-migrate` has it.
@@ -53,6 +55,7 @@ impl FakeQemu {
             size_bytes: ram_bytes,
             takes: Some(Duration::ZERO),
             told: Vec::new(),
+            dimms: Vec::new(),
             status: "running",
             migration: "none",
             fails: "",
@@ -119,6 +122,9 @@ impl State {
                 let written = read("journal/journal") + &read("balance.json");
                 self.told.push(Told { size_bytes, at: Instant::now(), written });
                 json!({})
+            }
+            "query-memory-devices" => {
+                self.dimms.iter().map(|bytes| json!({"type": "dimm", "data": {"size": bytes}})).collect()
             }
             "query-status" => json!({"status": self.status}),
             "query-migrate" => json!({"status": self.migration}),

@@ -62,6 +62,7 @@ fn sizes_at_their_ends_are_facts_within_ram() {
     for number in EXTREMES {
         let one = FakeQemu::start("one", 256 * M, Path::new("/nonexistent"));
         one.state().size_bytes = number;
+        one.state().dimms = vec![number; 2];
         for ram_bytes in [number, 256 * M] {
             let mut guest = one.guest.clone();
             guest.ram_bytes = Some(ram_bytes);

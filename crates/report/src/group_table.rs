@@ -201,6 +201,10 @@ fn state_of(member: &MemberReport) -> &str {
 }
 
 #[cfg(test)]
+#[path = "group_extreme_tests.rs"]
+mod extreme_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use api::control::Bill;

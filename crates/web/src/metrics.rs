@@ -298,6 +298,10 @@ fn encode<T, L: EncodeLabelSet>(
 }
 
 #[cfg(test)]
+#[path = "metrics_extreme_tests.rs"]
+mod extreme_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use api::ask::{GroupLine, PoolLimit, WorkerState};
@@ -305,7 +309,7 @@ mod tests {
     use page::Savings;
     use std::sync::Arc;
 
-    fn scrape() -> Scrape {
+    pub(super) fn scrape() -> Scrape {
         let settings = Settings::default();
         let report = MemberReport {
             name: "a\"b\\c\nd".into(),
