@@ -207,7 +207,7 @@ impl Group {
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
         let uid = socket.peer().map_or(u32::MAX, |peer| peer.uid);
-        if let Some(why) = too_many_departed(&self.departed, &identity, uid) {
+        if let Some(why) = too_many_departed(&self.departed, &identity, uid, host::one_user) {
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
         let before = self.of_process(&identity).map(|member| (member.id, member.last_word().map(Box::new)));
@@ -339,10 +339,15 @@ impl Group {
 }
 
 /// Why no other connection of a process is served. Leases of its earlier ones, or of its user's, are still mapped. A user may have as many as
-/// places are left, so that none takes those of all others.
-fn too_many_departed(departed: &[DepartedMember], identity: &Identity, uid: u32) -> Option<String> {
+/// places are left, so that none takes those of all others. `one` tells the user that each counts as.
+fn too_many_departed(
+    departed: &[DepartedMember],
+    identity: &Identity,
+    uid: u32,
+    one: impl Fn(u32) -> u32,
+) -> Option<String> {
     let left = MOST_DEPARTED.0.saturating_sub(departed.len());
-    let of_user = departed.iter().filter(|departed| departed.uid == uid).count();
+    let of_user = departed.iter().filter(|departed| one(departed.uid) == one(uid)).count();
     let of_process = departed.iter().filter(|departed| departed.is_of(identity)).count();
     let (count, whose) = match () {
         () if of_process >= MOST_DEPARTED.1 => (of_process, "process"),
@@ -396,7 +401,8 @@ mod tests {
             let before = departed.len();
             for n in 0.. {
                 let identity = identity(first + n / per_process);
-                if too_many_departed(&departed, &identity, uid).is_some() {
+                // The users 500 to 599 are one person's.
+                if too_many_departed(&departed, &identity, uid, |uid| if uid < 600 { 500 } else { uid }).is_some() {
                     break;
                 }
                 departed.push(DepartedMember::new(identity, uid, Leases::none(), Vec::new()));
@@ -406,5 +412,6 @@ mod tests {
         assert_eq!(fill(1000, 1, u32::MAX), 16, "one process");
         assert_eq!(fill(1000, 100, 1), 2048 - 16, "one user");
         assert_eq!([fill(1001, 10_000, 1), fill(1002, 20_000, 1)], [1024, 512], "others have places");
+        assert_eq!([fill(500, 30_000, 1), fill(599, 40_000, 1)], [256, 0], "one person under two users");
     }
 }

@@ -84,7 +84,7 @@ pub use process::{
 };
 pub use process_id::{ProcessId, ProcessStat};
 pub use seqpacket::{Files, MOST_FDS, Received, Seqpacket, SeqpacketListener};
-pub use shares::Shares;
+pub use shares::{Shares, one_user, users_in_turn};
 pub use signals::{Caught, Signals, let_signals_through};
 pub use smaps::{Mapping, Usage};
 pub use socket::SocketKind;

@@ -10,7 +10,7 @@
 //! have a bound too.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 /// The places of a socket.
@@ -56,6 +56,28 @@ impl Ranges {
     }
 }
 
+/// The user that this one counts as: the first of its line of `/etc/subuid`.
+pub fn one_user(uid: u32) -> u32 {
+    Ranges::of_host().one(uid)
+}
+
+/// So many of these users, at most: the first of each person before anybody's second. Lowest numbers come first.
+pub fn users_in_turn(users: impl Iterator<Item = u32>, most: usize) -> Vec<u32> {
+    in_turn_by(Ranges::of_host(), users, most)
+}
+
+fn in_turn_by(ranges: &Ranges, users: impl Iterator<Item = u32>, most: usize) -> Vec<u32> {
+    let mut counts = BTreeMap::<u32, usize>::new();
+    let place = |uid: u32| {
+        let count = counts.entry(ranges.one(uid)).or_default();
+        *count += 1;
+        (*count, uid)
+    };
+    let mut places: Vec<(usize, u32)> = users.map(place).collect();
+    places.sort_unstable();
+    places.into_iter().take(most).map(|(_, uid)| uid).collect()
+}
+
 impl Shares {
     /// Whether another connection of user `uid` gets a place. `taken` are the users of all connections that have one, and
     /// `claims` are the users with a claim.
@@ -95,6 +117,16 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Lowest numbers had all places: those of the first line.
+    #[test]
+    fn users_of_one_line_leave_places_to_others() {
+        let ranges = Ranges::of("ann:1000:500\nbob:2000:500\nroot:3000:500\n");
+        let users = (1000..1500).chain(2000..2003).chain([3000, 3001, 9000]);
+        let chosen = in_turn_by(&ranges, users.clone(), 9);
+        assert_eq!(chosen, [1000, 2000, 3000, 3001, 9000, 1001, 2001, 1002, 2002]);
+        assert_eq!(in_turn_by(&ranges, users, 1000).len(), 506);
+    }
 
     const SHARES: Shares = Shares { most: 100, roots: 10, others: (20, 5) };
 

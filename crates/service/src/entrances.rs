@@ -135,7 +135,7 @@ impl Entrances {
             return;
         }
         let mut all = users;
-        let more: Vec<u32> = members.difference(&all).copied().take(MOST_USERS).collect();
+        let more = host::users_in_turn(members.difference(&all).copied(), MOST_USERS);
         all.extend(more);
         let own = |to| move |user: &u32| Entrance { user: Some(*user), to };
         let mut wanted = BTreeSet::new();
