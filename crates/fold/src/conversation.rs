@@ -53,6 +53,9 @@ impl Group {
             ToWorker::Hello(hello) => self.greet(id, hello),
             ToWorker::Rested(runs, fingerprints) => {
                 member.reported += fingerprints.len() as u64;
+                if self.planner.would_have_too_many_chunks(id, fingerprints.len() as u64) {
+                    self.count_frames(id);
+                }
                 self.planner.rested(id, &runs, &fingerprints);
                 Ok(())
             }
@@ -89,7 +92,8 @@ impl Group {
             return Err(Cut::Version(hello.version));
         }
         member.is_serving = true;
-        self.planner.place(id).eager = hello.eager;
+        let place = self.planner.place(id);
+        (place.eager, place.frames) = (hello.eager, 0);
         for (number, segment) in self.planner.pool.segments() {
             member.say(&ToAgent::Segment(number, segment.slots()), Some(Rc::clone(&segment.file)));
         }
@@ -97,6 +101,7 @@ impl Group {
         if let Some((epoch, lease)) = offered {
             member.say(&ToAgent::Lease(epoch), Some(Rc::new(lease?)));
         }
+        self.count_frames(id);
         self.tell_paces();
         Ok(())
     }
@@ -180,12 +185,20 @@ impl Group {
         }
     }
 
+    /// Notes how many frames a member's process has, by the kernel. One of which the kernel does not tell is believed.
+    fn count_frames(&mut self, id: MemberId) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let counters = host::MemoryCounters::of(member.identity.pid);
+        member.resident_pages = counters.map_or(u64::MAX, |counters| counters.resident_pages);
+        let place = self.planner.place(id);
+        place.frames = place.frames.max(member.resident_pages);
+    }
+
     fn heard_stats(&mut self, id: MemberId, stats: MemberStats, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.stats = stats;
-        // A process of which the kernel does not tell is believed.
-        let counters = host::MemoryCounters::of(member.identity.pid);
-        member.resident_pages = counters.map_or(u64::MAX, |counters| counters.resident_pages);
+        self.count_frames(id);
+        let Some(member) = self.members.get_mut(&id) else { return };
         let folds = stats_say_it_folds(member.stats.state);
         let place = self.planner.place(id);
         if folds && !place.may_fold {

@@ -34,6 +34,8 @@ mod report;
 mod room;
 mod segment;
 mod settle;
+#[cfg(test)]
+mod share_tests;
 mod table;
 #[cfg(test)]
 mod throughput_tests;

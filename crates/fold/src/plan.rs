@@ -42,6 +42,8 @@ const SPARSENESS: u64 = 2;
 /// that a worker hears are of pages that its predecessor's table held, or its own before. So there is room for them,
 /// however much others have reported meanwhile.
 const CLAIMS_PART: u64 = 2;
+/// Chunks that each member may have beyond its frames, as a part of the most in all: 1/64.
+const SPARE_PART: u64 = 64;
 /// Most pages of one member that are to be tried again: busy ones, and those of short-lived contents.
 const MOST_RETRIES: usize = 1 << 16;
 
@@ -75,6 +77,8 @@ pub struct Place {
     pub may_donate: bool,
     /// Whether it folds whatever rests, short-lived or not ([`wire::Hello::eager`]).
     pub eager: bool,
+    /// Most frames that its process has had at a look, by the kernel; the greatest number before the first. It has no more pages that rest.
+    pub frames: u64,
     /// Pages of it that map a slot.
     pub mapped: u64,
     /// Pages that it was asked to fold and has not answered.
@@ -166,7 +170,8 @@ impl Planner {
 
     /// Adds a member.
     pub fn join(&mut self) -> MemberId {
-        self.places.push(Some(Box::new(Place { may_fold: true, may_donate: true, ..Place::default() })));
+        let place = Place { may_fold: true, may_donate: true, frames: u64::MAX, ..Place::default() };
+        self.places.push(Some(Box::new(place)));
         MemberId(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 connections in the life of a worker"))
     }
 
@@ -190,9 +195,18 @@ impl Planner {
 
     /// The member's chunk of this number, which is added if it is not there; `None` if there are too many.
     fn chunk(&mut self, member: MemberId, number: u64) -> Option<u32> {
-        let chunk = self.chunk_of(self.most_chunks(), member, number);
+        let is_known = self.place(member).chunks.contains_key(&number);
+        let may = is_known || !self.would_have_too_many_chunks(member, 1);
+        let chunk = may.then(|| self.chunk_of(self.most_chunks(), member, number)).flatten();
         self.place(member).missed |= chunk.is_none();
         chunk
+    }
+
+    /// Whether a member would have more chunks than frames, those that it shares included, and its part of the spare ones.
+    pub(crate) fn would_have_too_many_chunks(&mut self, member: MemberId, more: u64) -> bool {
+        let spare = self.most_chunks() / SPARE_PART;
+        let place = self.place(member);
+        place.chunks.len() as u64 + more > place.frames.saturating_add(place.mapped).saturating_add(spare)
     }
 
     /// Like [`Self::chunk`], for pages of which the member claims that they map slots.

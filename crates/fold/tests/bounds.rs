@@ -3,7 +3,8 @@
 mod world;
 
 use api::control::Settings;
-use wire::{MemberState, MemberStats, ToWorker};
+use page::{Fingerprint, HostVirt};
+use wire::{MemberState, MemberStats, RestedRun, ToWorker};
 use world::{Agent, PATIENCE, World, serve_until};
 
 /// Pages of the honest member.
@@ -28,7 +29,7 @@ fn stats(change: impl FnOnce(&mut MemberStats)) -> ToWorker {
 }
 
 /// The places of the numbers of a report that are counted over members.
-const FIELDS: [fn(&mut MemberStats) -> &mut u64; 12] = [
+const FIELDS: [fn(&mut MemberStats) -> &mut u64; 14] = [
     |s| &mut s.enrolled_pages,
     |s| &mut s.folded_pages,
     |s| &mut s.zero_pages,
@@ -36,6 +37,8 @@ const FIELDS: [fn(&mut MemberStats) -> &mut u64; 12] = [
     |s| &mut s.vmas,
     |s| &mut s.agent_bytes,
     |s| &mut s.done.folds,
+    |s| &mut s.done.refolds,
+    |s| &mut s.done.short_folds,
     |s| &mut s.done.pages_scanned,
     |s| &mut s.done.pages_hashed,
     |s| &mut s.done.agent_cpu_us,
@@ -86,6 +89,28 @@ fn member_that_names_all_pages_leaves_others_their_share_of_the_rate() {
     let share = |agent: &Agent| agent.pace.and_then(|pace| pace.pages_per_s).unwrap_or(0);
     serve_until("shares", &mut [&mut honest, &mut liar], |a| share(a[0]) + share(a[1]) > 1_900_000);
     assert!(share(&honest) > 600_000, "{} and {}", share(&honest), share(&liar));
+    small.kill().expect("end sleep");
+    small.wait().expect("wait for sleep");
+}
+
+/// The table of pages is for all members. One that reports a page here and there, which it does not have, had all of it.
+#[test]
+fn member_that_reports_more_pages_than_it_has_frames_leaves_room_to_others() {
+    let mut world = World::new(Settings { index_pages: 1 << 16, ..Settings::default() });
+    let mut small = std::process::Command::new("sleep").arg("120").spawn().expect("run sleep");
+    let mut liar = world.member("liar", small.id());
+    for frame in 0..100_u64 {
+        let run = |n: u64| RestedRun { start: HostVirt((frame * 100 + n) << 20), pages: 1, huge: false };
+        let prints = (0..100).map(|n| Fingerprint(1_000_000 + frame * 100 + n)).collect();
+        liar.say(&ToWorker::Rested((0..100).map(run).collect(), prints));
+        let _ = liar.hear();
+    }
+    liar.say(&stats(|stats| stats.vmas = 7));
+    world.wait_for_report("all that it says", &mut [&mut liar], |report| report.vmas == 7);
+    let mut honest = world.member("honest", std::process::id());
+    honest.rest(1, (0..PAGES).map(|n| 1 + n / 2));
+    honest.wait_until("folds", |agent| agent.mapped.len() as u64 == PAGES);
+    honest.check();
     small.kill().expect("end sleep");
     small.wait().expect("wait for sleep");
 }

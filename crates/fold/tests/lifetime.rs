@@ -312,7 +312,7 @@ fn pool_without_prover_keeps_to_its_bound() {
 #[test]
 fn claims_find_room_when_reports_have_filled_the_table() {
     let mut world = World::new(Settings { index_pages: 64, ..Settings::default() });
-    let (mut one, mut other) = (world.member("one", 1), world.member("other", 2));
+    let (mut one, mut other) = (world.member("one", 1), world.member("other", std::process::id()));
     one.rest(1, 1..=4);
     other.rest(1, 1..=4);
     serve_until("folds", &mut [&mut one, &mut other], |a| a.iter().all(|agent| agent.mapped.len() == 4));
