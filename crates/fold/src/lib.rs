@@ -40,6 +40,7 @@ mod table;
 #[cfg(test)]
 mod throughput_tests;
 mod tick;
+mod turns;
 mod upkeep;
 mod waiters;
 mod why;
