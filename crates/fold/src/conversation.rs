@@ -4,7 +4,6 @@ use crate::group::Group;
 use crate::lease::DepartedMember;
 use crate::member::{Asked, Booking, Cut, FOLDS_IN_FLIGHT, Member};
 use crate::table::MemberId;
-use crate::turns::SLICE;
 use api::control::{News, SegmentInfo};
 use rustix::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -22,19 +21,9 @@ const REST: Duration = Duration::from_secs(1);
 const DEFERRED_PART: u64 = 8;
 
 impl Group {
-    /// Reads a member's frames for a slice of time and acts on them; cuts the member off if it lies.
+    /// Reads a member's frames and acts on them; cuts the member off if it lies.
     pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) {
-        let began = host::own_cpu_time();
-        let took = || host::own_cpu_time().saturating_sub(began);
-        self.hear_while(id, buffer, now, &|| took() < SLICE);
-        self.took(id, took());
-    }
-
-    fn hear_while(&mut self, id: MemberId, buffer: &mut [u8], now: Instant, goes_on: &dyn Fn() -> bool) {
-        for n in 0..FRAMES_A_TURN {
-            if n > 0 && !goes_on() {
-                return;
-            }
+        for _ in 0..FRAMES_A_TURN {
             let booked = self.work_off(id, now);
             let Some(member) = self.members.get(&id) else { return };
             if let Err(why) = booked {

@@ -29,7 +29,7 @@ use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use wire::ToAgent;
 
 /// Most members of a group.
@@ -58,8 +58,6 @@ pub struct Group {
     pub planner: Planner,
     /// Members that are connected.
     pub members: BTreeMap<MemberId, Member>,
-    /// The least of the clocks of members that spoke last: see `turns.rs`.
-    pub(crate) least_heard: Duration,
     /// Former members whose processes may still map slots, in the order in which they departed.
     pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
@@ -101,7 +99,6 @@ impl Group {
         Self {
             planner: Planner::new(Pool::new(name, settings.pool_slots), policy(&settings, false, false)),
             members: BTreeMap::new(),
-            least_heard: Duration::ZERO,
             departed: Vec::new(),
             former: Former::default(),
             settings,

@@ -40,7 +40,6 @@ mod table;
 #[cfg(test)]
 mod throughput_tests;
 mod tick;
-mod turns;
 mod upkeep;
 mod waiters;
 mod why;

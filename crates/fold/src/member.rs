@@ -176,8 +176,6 @@ pub struct Member {
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
-    /// Processor time that its frames have taken, as the turns of a group count it: see `turns.rs`.
-    pub heard: Duration,
     /// Its claims and releases that are not booked yet. The worker hears nothing else of it before they are.
     pub backlog: VecDeque<Booking>,
 }
@@ -208,7 +206,6 @@ impl Member {
             again: Again { due: None, wait: AGAIN.0 },
             rests_until: None,
             reported: 0,
-            heard: Duration::ZERO,
             backlog: VecDeque::new(),
         })
     }
