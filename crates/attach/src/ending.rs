@@ -32,14 +32,15 @@ pub struct Ending {
     /// Calls that it is to make, the first one last.
     orders: Vec<Order>,
     is_making: bool,
-    _ours: Option<Ours>,
+    ours: Option<Ours>,
 }
 
 impl Ending {
     /// A thread that makes calls of ours, and nothing else. It makes these before it ends.
     pub fn new(tracee: Tracee, instruction: Option<u64>, mut orders: Vec<Order>, ours: Option<Ours>) -> Self {
         orders.reverse();
-        let mut ending = Self { tracee, instruction, orders, is_making: false, _ours: ours };
+        let mut ending = Self { tracee, instruction, orders, is_making: false, ours };
+        ending.tell_orders();
         // It is stopped at the end of a call, mostly.
         if ending.act(Stop::SystemCall).is_err() {
             let _ = ending.tracee.interrupt();
@@ -89,14 +90,56 @@ impl Ending {
 
     /// Takes in what a call has done that nobody waited for, or that is done.
     fn note(&mut self, now: &Registers) {
-        let number = now.orig_rax.cast_signed();
+        let (number, before) = (now.orig_rax.cast_signed(), self.orders.len());
         let is_order = |(ordered, arguments): &Order| number == *ordered && now.rdi == arguments[0];
         if self.orders.last().is_some_and(is_order) {
             self.orders.pop();
         }
-        // The first of its mappings is the one to which no address is given.
-        if number == libc::SYS_mmap && now.rdi == 0 && !(-4095..0).contains(&now.rax.cast_signed()) {
-            self.orders.push(unmapping(now.rax, now.rsi));
+        // The first of its mappings is the one to which no address is given. A second call would unmap memory of the program's.
+        let mapped = unmapping(now.rax, now.rsi);
+        let is_mapped = number == libc::SYS_mmap && now.rdi == 0 && !(-4095..0).contains(&now.rax.cast_signed());
+        if is_mapped && !self.orders.contains(&mapped) {
+            self.orders.push(mapped);
         }
+        if self.orders.len() != before {
+            self.tell_orders();
+        }
+    }
+
+    /// Notes which calls are left for whoever takes this thread over if this process is killed.
+    fn tell_orders(&self) {
+        // If it cannot be noted, such a call may be made twice.
+        let orders = || self.orders.iter().rev().copied().collect::<Vec<_>>();
+        let _ = self.ours.as_ref().map(|ours| ours.is_to_make(&orders()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use act::{REGISTERS, registers_of};
+
+    /// A thread whose tracer was killed behind the call that had mapped memory, with the way back noted, unmapped that twice. In between, the program
+    /// may have mapped memory there.
+    #[test]
+    fn memory_is_unmapped_once() {
+        let tracee = Tracee::of_clone(rustix::process::getpid());
+        let mut ending = Ending { tracee, instruction: Some(0), orders: Vec::new(), is_making: false, ours: None };
+        let (start, bytes) = (0x7000_0000_0000, 1 << 20);
+        let after = |number: i64, rdi: u64, rax: u64| {
+            let orig_rax = number.cast_unsigned();
+            Registers { orig_rax, rdi, rsi: bytes, rax, ..registers_of([0; REGISTERS]) }
+        };
+        let mapped = after(libc::SYS_mmap, 0, start);
+        for _ in 0..2 {
+            ending.note(&mapped);
+            assert_eq!(ending.orders, [unmapping(start, bytes)]);
+        }
+        ending.note(&after(libc::SYS_munmap, start, 0));
+        assert_eq!(ending.orders, []);
+        // Other mappings are parts of that.
+        ending.note(&after(libc::SYS_mmap, start, start));
+        ending.note(&after(libc::SYS_mmap, 0, (-libc::ENOMEM) as u64));
+        assert_eq!(ending.orders, []);
     }
 }
