@@ -77,7 +77,7 @@ pub fn run() -> ! {
             gate::close();
             world::left([Some(arena::range()), gate::range()].into_iter().flatten().collect());
             // The other side makes this thread unmap everything, and end.
-            world::wait_for_end();
+            world::wait_for_end()
         }
     });
     loop {

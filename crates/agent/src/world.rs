@@ -125,6 +125,8 @@ mod halted {
 
     /// Time between two looks whether pages are held by somebody else: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
+    /// Shortest and longest time between two looks whether another program has taken the place of a killed one: 100 ms, 5 s.
+    const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
     /// Time between two attempts at inherited memory: 50 ms.
     const AGAIN: Duration = Duration::from_millis(50);
     /// Time after which the program's threads get their turn: 4 ms.
@@ -150,6 +152,7 @@ mod halted {
     static THREADS: Lock<Vec<u64>> = Lock::new(Vec::new());
     static LEAVING: AtomicBool = AtomicBool::new(false);
     static HERE: OnceLock<FromAttached> = OnceLock::new();
+    static LEFT: OnceLock<FromAttached> = OnceLock::new();
     static LEASES: OnceLock<Vec<PageRange>> = OnceLock::new();
     static HELD: Lock<Option<Instant>> = Lock::new(None);
 
@@ -338,17 +341,19 @@ mod halted {
         // Some may be about to end: they still stand on these ranges.
         let threads = THREADS.lock().clone();
         send(&FromAttached::Threads(threads));
-        send(&FromAttached::Left(ranges));
+        send(LEFT.get_or_init(|| FromAttached::Left(ranges)));
     }
 
-    /// Waits until the other side is gone. If it is not, it ends this thread.
-    pub fn wait_for_end() {
-        while let Some(channel) = CHANNEL.get() {
-            let mut files = [PollFd::new(channel, PollFlags::IN)];
-            let _ = poll(&mut files, None);
-            if matches!(channel.receive_bare(&mut [0; ATTACH_BYTES]), Ok(Received::Closed) | Err(_)) {
-                return;
+    /// Waits until the other side ends this thread. If that is killed before, another one takes its place, and is told the same.
+    pub fn wait_for_end() -> ! {
+        let mut pause = NEXT.0;
+        loop {
+            // Nothing comes at once where the other side is gone.
+            if receive(Duration::from_secs(3600)).is_some() {
+                pause = NEXT.0;
             }
+            std::thread::sleep(pause);
+            pause = page::doubled(Some(pause), NEXT);
         }
     }
 
@@ -464,11 +469,13 @@ mod halted {
         match message {
             Some(ToAttached::Leave) => LEAVING.store(true, Ordering::Relaxed),
             Some(ToAttached::Tell) => {
-                let threads = THREADS.lock().clone();
-                send(&FromAttached::Threads(threads));
+                let threads = FromAttached::Threads(THREADS.lock().clone());
+                send(&threads);
                 // The one before may not have led all calls to it.
-                gate::range().map(|gate| send(&FromAttached::Gate(gate.start)));
+                gate::range().filter(|_| LEFT.get().is_none()).map(|gate| send(&FromAttached::Gate(gate.start)));
                 HERE.get().map(send);
+                // It begins to serve now.
+                LEFT.get().filter(|_| send(&threads)).map(send);
             }
             _ => {}
         }

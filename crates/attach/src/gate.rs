@@ -18,10 +18,9 @@
 //! forked child.
 
 use crate::c_library::{self, Function};
+use crate::ending::Order;
 use crate::memory::Memory;
-use crate::remote::Remote;
 use crate::threads;
-use act::Tracee;
 use anyhow::{Context, ensure};
 use host::{AuxiliaryVector, LocalFiles, Mapping, Pagemap};
 use linux_raw_sys::auxvec::AT_BASE;
@@ -271,47 +270,52 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
         if !are_the_files(pid, way.pages()) {
             continue;
         }
-        let way = Way { hash: hash(&memory, way.pages(), None)?, ..way };
+        let way = Way { hash: hash(&memory, way.pages())?, ..way };
         memory.write_all_at(&way.encode(gate.0, leadable), at)?;
         memory.write_all_at(&way.jump(), function.start).context("code cannot be changed")?;
     }
     Ok(is_all)
 }
 
-/// Leads the program's calls to where they went before. The threads stand still, but for the agent's `own`. Says whether the gate
-/// can be unmapped; if not, nothing was changed.
+/// Leads the program's calls to where they went before. The threads stand still, but for the agent's `own`. Returns calls that are to be
+/// made in the process, so that pages are their file's again. `None`: nothing was changed, as a thread is in the gate.
 ///
 /// # Errors
 /// The process has ended.
-pub fn lead_back(pid: u32, own: &[u64], (remote, tracee): (&Remote, &Tracee), gate: PageRange) -> anyhow::Result<bool> {
-    let memory = remote.memory();
+pub fn lead_back(pid: u32, own: &[u64], memory: &File, gate: PageRange) -> anyhow::Result<Option<Vec<Order>>> {
     let ways: Vec<Way> = places(gate.start.0).filter_map(|at| Way::read(memory, at)).collect();
     let places: Vec<_> = ways.iter().map(Way::inner).chain(iter::once(gate.start.0..gate.end().0)).collect();
     if is_entered(pid, own, memory, &places) {
-        return Ok(false);
+        return Ok(None);
     }
+    let mut orders = Vec::new();
     for way in &ways {
-        let undone = || {
-            let mut there = [0; JUMP_BYTES];
-            // Otherwise the library is there no longer.
-            memory.read_exact_at(&mut there, way.function).ok().and_then(|()| way.undone(&there))
-        };
-        if undone() == Some(way.replaced) && hash(memory, way.pages(), Some(way))? == way.hash {
-            // Nobody else has changed these pages: they become the file's again. Locked memory is an error, and mended below.
-            let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
-            remote.call(tracee, libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0])?;
-        }
-        if let Some(bytes) = undone() {
+        let mut there = [0; JUMP_BYTES];
+        // Otherwise the library is there no longer, or one before has led it back.
+        if memory.read_exact_at(&mut there, way.function).is_ok()
+            && let Some(bytes) = way.undone(&there)
+        {
             memory.write_all_at(&bytes, way.function)?;
         }
+        if hash(memory, way.pages()).is_ok_and(|hash| hash == way.hash) && are_of_a_file(pid, way.pages()) {
+            // Nobody else has changed these pages. Of locked memory, the call does nothing.
+            let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
+            orders.push((libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]));
+        }
     }
-    Ok(true)
+    Ok(Some(orders))
 }
 
 /// A gate among these ranges.
 pub fn among(memory: &File, ranges: &[PageRange]) -> Option<PageRange> {
     let is_it = |range: &&PageRange| range.pages == GATE_PAGES && is_gate(memory, range.start.0);
     ranges.iter().find(is_it).copied()
+}
+
+/// Whether these pages map a file, and not a copy of it.
+fn are_of_a_file(pid: u32, pages: PageRange) -> bool {
+    let maps = |mapping: &Mapping| mapping.inode != 0 && mapping.start <= pages.start && pages.end() <= mapping.end;
+    Mapping::list(pid).is_ok_and(|mappings| mappings.iter().any(maps))
 }
 
 /// Whether these pages are a file's own, and nobody has changed them here.
@@ -322,14 +326,10 @@ fn are_the_files(pid: u32, pages: PageRange) -> bool {
         && entries.iter().all(|entry| entry.present() && entry.file_or_shared())
 }
 
-/// A hash (FNV-1a) of pages, with a way's bytes as they were.
-fn hash(memory: &File, pages: PageRange, without: Option<&Way>) -> anyhow::Result<u64> {
+/// A hash (FNV-1a) of pages.
+fn hash(memory: &File, pages: PageRange) -> anyhow::Result<u64> {
     let mut bytes = vec![0; usize::try_from(page::pages_to_bytes(pages.pages))?];
     memory.read_exact_at(&mut bytes, pages.start.0)?;
-    if let Some(way) = without {
-        let at = usize::try_from(way.function - pages.start.0)?;
-        bytes[at..at + JUMP_BYTES].copy_from_slice(&way.replaced);
-    }
     let add = |all: u64, byte: &u8| (all ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     Ok(bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
 }

@@ -76,11 +76,14 @@ impl Led {
         }
         let before = tracee.registers().unwrap();
         halt(&mut self.halts, &[self.own]);
-        let is_all = lead_back(self.pid(), &[self.own], (&self.remote, &tracee), self.gate);
+        let orders = lead_back(self.pid(), &[self.own], self.remote.memory(), self.gate).unwrap();
         self.halts.go();
+        for (number, arguments) in orders.iter().flatten() {
+            self.remote.call(&tracee, *number, *arguments).unwrap();
+        }
         tracee.set_registers(&before).unwrap();
         tracee.detach(0);
-        is_all.unwrap()
+        orders.is_some()
     }
 
     fn read(&self, at: u64) -> [u8; 16] {

@@ -244,7 +244,8 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     let (pid, new, rescue) = (halts.pid(), Cell::default(), way_back(halts)?);
     let ours = Cell::default();
     // Noted before the lent thread has what is its own: at no time is nothing noted.
-    let note = |thread| Ours::new(thread, remote.instruction(), Rc::clone(&rescue)).map(|noted| ours.set(Some(noted)));
+    let note =
+        |thread| Ours::new(thread, remote.instruction(), &[], Rc::clone(&rescue)).map(|noted| ours.set(Some(noted)));
     let make = |tracee: &Tracee| {
         let made = make_thread(pid, &remote, tracee, &new);
         new.get().map_or(Ok(()), note)?;

@@ -154,16 +154,18 @@ impl Drop for Lent {
 pub struct Ours(Rc<Rescue>);
 
 impl Ours {
-    /// Notes that a thread is to end, which makes calls by the instruction there.
+    /// Notes that a thread is to end, which makes calls by the instruction there, and these before.
     ///
     /// # Errors
     /// It cannot be noted.
-    pub fn new(thread: Pid, instruction: u64, rescue: Rc<Rescue>) -> io::Result<Self> {
-        rescue.note(|noted| (noted.ours, noted.instruction) = (Some(thread), instruction))?;
+    pub fn new(thread: Pid, instruction: u64, orders: &[Order], rescue: Rc<Rescue>) -> io::Result<Self> {
+        rescue.note(|noted| {
+            (noted.ours, noted.instruction, noted.orders) = (Some(thread), instruction, orders.to_vec());
+        })?;
         Ok(Self(rescue))
     }
 
-    /// Notes the calls that it is to make before.
+    /// Notes the calls that are left to be made.
     ///
     /// # Errors
     /// They cannot be noted.

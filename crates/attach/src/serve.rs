@@ -33,6 +33,7 @@ use page::{HostVirt, PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::Pid;
+use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
@@ -410,17 +411,19 @@ impl Serving {
             std::thread::sleep(Duration::from_millis(1));
         }
         let remote = Remote::open(pid)?;
+        // Until its last calls are noted, that thread waits: if this process is killed, another one comes here again.
+        let gate = gate::among(remote.memory(), ranges);
+        let led_back = gate.map_or_else(|| Some(Vec::new()), |gate| self.lead_back(remote.memory(), gate, until));
+        let is_led_back = led_back.is_some();
+        let others = ranges.iter().filter(|range| is_led_back || Some(**range) != gate);
+        let orders = self.last_orders(led_back.into_iter().flatten(), others.copied());
         let tracee = Tracee::seize(self.thread, false).context("the agent's last thread has ended")?;
         tracee.interrupt()?;
         while tracee.wait(until)?.context("the agent's last thread does not stop")? != Stop::Asked {
             tracee.resume(act::Resume::Freely, 0)?;
         }
         let rescue = self.halts.rescue().context("cannot have a second process")?;
-        let ours = Ours::new(self.thread, remote.instruction(), rescue)?;
-        let gate = gate::among(remote.memory(), ranges);
-        let is_led_back = gate.is_none_or(|gate| self.lead_back((&remote, &tracee), gate, until));
-        let others = ranges.iter().filter(|range| is_led_back || Some(**range) != gate);
-        let orders = self.last_orders(others.copied());
+        let ours = Ours::new(self.thread, remote.instruction(), &orders, rescue)?;
         for (n, (number, arguments)) in orders.iter().enumerate() {
             ours.is_to_make(&orders[n..])?;
             remote.call_patiently(&tracee, *number, *arguments)?;
@@ -442,33 +445,33 @@ impl Serving {
         Ok(())
     }
 
-    /// The last calls of the agent's, of which these ranges are left.
-    fn last_orders(&self, ranges: impl Iterator<Item = PageRange>) -> Vec<Order> {
+    /// The last calls of the agent's, of which these ranges are left: these first.
+    fn last_orders(&self, first: impl Iterator<Item = Order>, ranges: impl Iterator<Item = PageRange>) -> Vec<Order> {
         // The kernel would write there when the thread ends.
         let no_words =
             [(libc::SYS_set_tid_address, [0; 6]), (libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])];
         let own = unmapping(self.injected.start, self.injected.end - self.injected.start);
         let others = ranges.map(|range| unmapping(range.start.0, pages_to_bytes(range.pages)));
-        no_words.into_iter().chain(others).chain([own]).collect()
+        first.chain(no_words).chain(others).chain([own]).collect()
     }
 
-    /// Leads the program's calls to where they went before the agent came. Says whether nothing of the gate is needed any more.
-    fn lead_back(&mut self, agent: (&Remote, &Tracee), place: PageRange, until: Instant) -> bool {
+    /// Leads the program's calls to where they went before the agent came. Returns what [`gate::lead_back`] does.
+    fn lead_back(&mut self, memory: &File, place: PageRange, until: Instant) -> Option<Vec<Order>> {
         while Instant::now() < until {
             self.forget_ended();
             if self.halts.halt(&self.own) {
-                let led_back = gate::lead_back(self.process.pid, &self.own, agent, place);
+                let led_back = gate::lead_back(self.process.pid, &self.own, memory, place);
                 self.halts.go();
                 match led_back {
-                    Ok(true) => return true,
-                    Ok(false) => {}
-                    Err(_) => return false,
+                    Ok(None) => {}
+                    Ok(orders) => return orders,
+                    Err(_) => return None,
                 }
             }
             self.halts.tend();
             std::thread::sleep(Duration::from_millis(1));
         }
-        false
+        None
     }
 }
 

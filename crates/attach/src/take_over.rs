@@ -66,10 +66,12 @@ fn reconnect(halts: &mut Halts) -> anyhow::Result<(OwnedFd, Pid, Duration)> {
     let pid = halts.pid();
     let thread = first_thread(pid).context("there is no agent in it")?;
     let remote = Remote::open(pid).context("cannot open its memory")?;
-    let sleeps = |_: &Halts| {
+    let sleeps = |halts: &Halts| {
         let is_restarted = matches!(threads::doing(pid, thread), Doing::Call(call) if call.may_be_stopped());
         ensure!(threads::runs_program(pid, thread), "its agent has ended");
-        Ok(is_restarted.then_some(thread).into_iter().collect())
+        // One that has yet to stop, or to be let go, is traced by this process already.
+        let is_free = halts.others(&[])?.iter().any(|(_, other)| *other == thread);
+        Ok((is_restarted && is_free).then_some(thread).into_iter().collect())
     };
     let (channel, stopped) = inject::borrow_one_of(halts, sleeps, |tracee| exchange(&remote, tracee))?;
     Ok((channel, thread, stopped))

@@ -125,6 +125,12 @@ impl Waits {
         self.pid.to_string()
     }
 
+    /// Fails as soon as it has ended.
+    pub fn assert_runs(&mut self, when: &str) {
+        let ended = self.child.try_wait().expect("ask for its state");
+        assert!(ended.is_none(), "waits has ended: {ended:?}: {when}");
+    }
+
     /// Has it write pages that are folded. Returns how many pages are its own then, in mappings of the pool.
     pub fn break_folds(&mut self) -> u64 {
         self.tell("break");
@@ -203,6 +209,9 @@ impl Drop for Running {
 
 impl Drop for Waits {
     fn drop(&mut self) {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            eprintln!("waits has ended before: {status}");
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
