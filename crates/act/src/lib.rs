@@ -61,7 +61,7 @@ pub use seccomp::FilterInstruction;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};
 #[cfg(target_env = "gnu")]
-pub use trace::{REGISTERS, Registers, Resume, Stop, Tracee, registers_of, share_files, share_memory, words_of};
+pub use trace::{REGISTERS, Registers, Resume, Stop, Tracee, registers_of, share_files, sharer_of_memory, words_of};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
 
 /// For tests: the turn of one that forks, or that asks whether a lease is mapped. A forked child has all that the other

@@ -353,8 +353,15 @@ pub const fn registers_of(words: [u64; REGISTERS]) -> Registers {
     unsafe { std::mem::transmute(words) }
 }
 
+/// Another process that has the same memory. `None` where the kernel does not tell.
+pub fn sharer_of_memory(pid: u32) -> Option<u32> {
+    let others = host::pids().unwrap_or_default();
+    let own = host::thread_with_memory(pid);
+    others.into_iter().find(|other| *other != pid && share_memory(own, host::thread_with_memory(*other)))
+}
+
 /// Whether two processes have the same memory. False where the kernel does not tell.
-pub fn share_memory(one: u32, other: u32) -> bool {
+fn share_memory(one: u32, other: u32) -> bool {
     /// `KCMP_VM`.
     const MEMORY: libc::c_int = 1;
     share(one, other, MEMORY)

@@ -112,7 +112,7 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
 }
 
 fn check_alone(pid: u32) -> Result<(), String> {
-    check_soon_alone(VFORK_TIME, || shares_memory(pid))
+    check_soon_alone(VFORK_TIME, || act::sharer_of_memory(pid))
 }
 
 /// Gives a child of vfork the time to execute a program. `look` finds a process that shares the memory.
@@ -214,12 +214,6 @@ fn check_memory(pid: u32) -> Result<(), String> {
 /// The agent looks at its process in `/proc`, as its own namespaces show it.
 fn check_proc(pid: u32) -> Result<(), String> {
     if host::has_proc(pid) { Ok(()) } else { Err("there is no /proc where it runs".into()) }
-}
-
-fn shares_memory(pid: u32) -> Option<u32> {
-    let others = host::pids().unwrap_or_default();
-    let own = host::thread_with_memory(pid);
-    others.into_iter().find(|other| *other != pid && act::share_memory(own, host::thread_with_memory(*other)))
 }
 
 #[cfg(test)]

@@ -448,14 +448,22 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
         progress.look();
         if Instant::now() > until {
             bail!(
-                "process {pid} is not detached yet, {} still map the pool: something holds pages that are folded, or its threads cannot \
-                 be stopped; the agent goes on trying",
-                cli::bytes(progress.left_bytes())
+                "process {pid} is not detached yet, {} still map the pool: {}; the agent goes on trying",
+                cli::bytes(progress.left_bytes()),
+                hindrance(pid)
             );
         }
         std::thread::sleep(if left.is_some() { LOOK } else { ASK });
     }
     Ok(())
+}
+
+/// Why a process is not detached yet, as far as it can be told from outside.
+fn hindrance(pid: u32) -> String {
+    act::sharer_of_memory(pid).map_or_else(
+        || "something holds pages that are folded, or its threads cannot be stopped".to_owned(),
+        |other| format!("process {other} shares its memory and changes it all the time: suspend it (kill -STOP {other}) for some seconds"),
+    )
 }
 
 fn is_member(service: &Service, process: ProcessId) -> anyhow::Result<bool> {

@@ -1,6 +1,6 @@
 /*
  * Makes a process that shares its memory (`CLONE_VM`) when it hears a line, which writes and discards pages by itself until the next line.
- * Nobody stops that process. Says how many rounds it has made, and how many pages were wrong.
+ * Nobody stops that process. Says how many rounds it has made, and how many pages were wrong. With an argument, that process never rests.
  */
 #include "pages.h"
 #include <sched.h>
@@ -9,7 +9,7 @@
 
 enum { PAGES = 2048, STACK_BYTES = 1 << 20, LAST = WORDS - 1 };
 
-static volatile int is_over;
+static volatile int is_over, never_rests;
 static volatile unsigned long rounds, wrong;
 static char *area;
 
@@ -40,17 +40,18 @@ static int shares(void *unused)
 			written[n] = 0;
 		}
 		/* Most of the time nothing happens, so that pages rest. */
-		if (++rounds % 8 == 0)
+		if (++rounds % 8 == 0 && !never_rests)
 			usleep(2000);
 	}
 	return 0;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
 	char line[16], *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int child;
 
+	never_rests = count > 1 && arguments[1];
 	area = filled_area(PAGES);
 	puts("filled");
 	fflush(stdout);
@@ -66,5 +67,8 @@ int main(void)
 	is_over = 1;
 	waitpid(child, NULL, 0);
 	printf("%lu %lu\n", rounds, wrong);
+	fflush(stdout);
+	/* It is detached now, or ended. */
+	fgets(line, sizeof line, stdin);
 	return 0;
 }
