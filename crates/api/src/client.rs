@@ -223,7 +223,7 @@ impl Service {
         })
     }
 
-    /// Has memory promised for an attached process, all of whose pages are to become private. `for_good` says that no
+    /// Has memory promised for a process, all of whose pages are to become private. `for_good` says that no
     /// rule is to attach it again.
     ///
     /// # Errors
@@ -284,7 +284,7 @@ impl Service {
         })
     }
 
-    /// Ends the membership of an attached process.
+    /// Ends the membership of a process whose agent is gone.
     ///
     /// # Errors
     /// The service refuses.

@@ -106,7 +106,7 @@ impl Ending {
         }
     }
 
-    /// Notes which calls are left for whoever takes this thread over if this process is killed.
+    /// Notes which calls are left. If this process is killed, another one takes this thread over, and makes them.
     fn tell_orders(&self) {
         // If it cannot be noted, such a call may be made twice.
         let orders = || self.orders.iter().rev().copied().collect::<Vec<_>>();

@@ -118,7 +118,7 @@ impl Shares {
 mod tests {
     use super::*;
 
-    /// Lowest numbers had all places: those of the first line.
+    /// The users of the first line had all places, since their numbers are the lowest.
     #[test]
     fn users_of_one_line_leave_places_to_others() {
         let ranges = Ranges::of("ann:1000:500\nbob:2000:500\nroot:3000:500\n");

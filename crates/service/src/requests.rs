@@ -393,7 +393,8 @@ impl Request<'_> {
         Ok(process)
     }
 
-    /// Promises memory for an attached process that is to be as it was before. It is promised as to a group of its own.
+    /// Promises memory for a process all of whose pages are to become private, as to a group of its own. The agent of a program that was
+    /// started as a member is told to leave. The program beside an attached one is told by the client.
     fn may_leave(&mut self, id: ProcessId, for_good: bool) -> Result<(), String> {
         let member = self.own_member(id)?;
         if !member.was_attached() && !for_good {

@@ -99,9 +99,10 @@ pub struct AttachArgs {
 #[command(after_help = "\
 Everything that is folded becomes private again, which takes memory. The agent's threads, mappings and
 files are gone afterwards. No rule attaches these processes again. In a program that pagefold run has
-started, the library stays. With --cgroup and --container, the rule that
-pagefold attach had added is dropped, and processes are detached that were attached. Of a process that ksmd merges, all of its memory is merged no
-longer, also what the program itself had advised. Children that it has forked are detached by themselves.
+started, the library stays. With --cgroup and --container, the rule that pagefold attach had added is
+dropped, and those processes are detached that were attached. Of a process that ksmd merges, all of its
+memory is merged no longer, also what the program itself had advised. Children that it has
+forked are detached by themselves.
 
 Examples:
   pagefold detach 1234
