@@ -6,7 +6,7 @@ use crate::children::Children;
 use crate::content::Random;
 use crate::owners::ok;
 use crate::plot::Plot;
-use crate::tally::{Mismatch, count, must, stopping};
+use crate::tally::{Mismatch, count, counted, must, stopping};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ fn act(field: &mut Field, random: &mut Random) -> Result<(), Mismatch> {
     let (from, pages) = part(&field.plot, random);
     match random.below(12) {
         0 if !field.split => resize(&mut field.plot, random)?,
-        1 if !field.split => relocate(&mut field.plot, random)?,
+        1 if !field.split => relocate(&mut field.plot)?,
         2 => replace_part(field, from, pages)?,
         3 => advise(&mut field.plot, from, pages, random)?,
         4 => leave_read_only(field),
@@ -136,8 +136,9 @@ fn resize(plot: &mut Plot, random: &mut Random) -> Result<(), Mismatch> {
     plot.fill_all(random)
 }
 
-fn relocate(plot: &mut Plot, random: &mut Random) -> Result<(), Mismatch> {
-    if random.one_in(2) {
+/// Both kinds in turn: a short run has few of them, and by chance may have had none of one.
+fn relocate(plot: &mut Plot) -> Result<(), Mismatch> {
+    if counted("moved") <= counted("moved_out") {
         count("moved");
         ok("mremap to a place", plot.area_mut().relocate());
         return plot.check_all();

@@ -31,6 +31,11 @@ pub fn count(what: &'static str) {
     *DONE.lock().unwrap_or_else(PoisonError::into_inner).entry(what).or_default() += 1;
 }
 
+/// How often an event happened.
+pub fn counted(what: &str) -> u64 {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied().unwrap_or(0)
+}
+
 /// Ends the process if the result is a fault, whichever thread finds it.
 pub fn must(who: &str, result: Result<(), Mismatch>) {
     if let Err(wrong) = result {
