@@ -128,6 +128,29 @@ fn calls_with_time_limit_answer_as_without_stops_and_not_early() {
     subject.tell_to_end();
 }
 
+/// Begun again, a call that connects has its whole time once more. It answered `EALREADY` then where nobody ended it before.
+#[test]
+fn call_that_connects_and_is_looked_after_late_answers_as_without_stops() {
+    let alone = TIMED
+        .replace("for one in calls:", "for one in [call for call in calls if call[0] == 'connect_inet']:")
+        .replace("say(len(calls))", "");
+    let mut subject = Subject::start(&alone);
+    subject.wait_for_calls(&[libc::SYS_connect]);
+    let mut halts = subject.halts();
+    halts.halt(&[]);
+    halts.go();
+    // It stops where the call begins again, and sleeps then.
+    for _ in 0..100 {
+        halts.tend();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Longer than the time limit.
+    std::thread::sleep(Duration::from_millis(1200));
+    let line = subject.line_with(&mut halts);
+    assert!(line.starts_with("connect_inet EINPROGRESS "), "{line}");
+    subject.tell_to_end();
+}
+
 /// Each call waits for something that never comes, without end.
 const ENDLESS: &str = "
 raw(272, 0x08000000)

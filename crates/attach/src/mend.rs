@@ -156,6 +156,12 @@ impl Call {
         self.known().map_or(0, |(_, answer)| answer.into())
     }
 
+    /// Whether this answer, to a call that was begun again, says that its time is over: a socket that is connecting says
+    /// so to each further `connect`.
+    pub fn is_late(&self, answer: i64) -> bool {
+        self.number == libc::SYS_connect && answer == -i64::from(libc::EALREADY)
+    }
+
     /// Whether a time limit of its socket is the one for sending.
     pub fn is_limited_as_sending(&self) -> bool {
         self.number == libc::SYS_connect || SENDING.contains(&self.number)

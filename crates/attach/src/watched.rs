@@ -152,6 +152,11 @@ impl Watched {
                 let end = program.limit(&call).map(|limit| Instant::now() + limit);
                 (self.done, self.end) = (self.done + more, end);
             }
+            // It was looked after late, and has taken all its time once more.
+            Mended::Untouched if call.is_late(answer) => {
+                self.answer(program.late_answer(&call))?;
+                return Some(Next::Free(0));
+            }
             // Its registers are the program's own.
             _ if self.done == 0 => return Some(Next::Free(0)),
             _ => {
