@@ -9,19 +9,24 @@ use rustix::process::{Signal, kill_process};
 use std::cell::Cell;
 use std::fs::File;
 
-/// Its only thread waits in a call that the kernel would not begin again, and blocks a signal.
+/// Its only thread waits for some milliseconds in a call that the kernel would not begin again, and blocks a signal.
 const WAITS: &str = "
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 epoll = select.epoll()
 event = ctypes.create_string_buffer(64)
 say('ready')
-call('waited', 232, epoll.fileno(), ctypes.addressof(event), 1, 1000)
+call('waited', 232, epoll.fileno(), ctypes.addressof(event), 1, LIMIT)
 wait_for_end()
 ";
 
+/// A program that waits for so long.
+fn waits(milliseconds: u32) -> Subject {
+    Subject::start(&WAITS.replace("LIMIT", &milliseconds.to_string()))
+}
+
 #[test]
 fn borrowed_thread_goes_on_as_it_was() {
-    let mut subject = Subject::start(WAITS);
+    let mut subject = waits(1000);
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_epoll_wait]);
     let (mut halts, remote) = (subject.halts(), Remote::open(subject.pid()).unwrap());
@@ -48,7 +53,7 @@ fn borrowed_thread_goes_on_as_it_was() {
 
 #[test]
 fn work_that_fails_leaves_thread_as_it_was() {
-    let mut subject = Subject::start(WAITS);
+    let mut subject = waits(1000);
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_epoll_wait]);
     let mut halts = subject.halts();
@@ -63,7 +68,8 @@ fn work_that_fails_leaves_thread_as_it_was() {
 /// The signal was once lost, and the program went on.
 #[test]
 fn program_that_is_suspended_meanwhile_stays_so() {
-    let mut subject = Subject::start(WAITS);
+    // Its call must not have ended before the thread is borrowed, and this thread may be late.
+    let mut subject = waits(5000);
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_epoll_wait]);
     let (mut halts, remote, leader) = (subject.halts(), Remote::open(subject.pid()).unwrap(), subject.leader());
