@@ -36,6 +36,8 @@ use wire::{FoldRun, MemberStats, Outcome, Target};
 /// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
 /// counted when the most careful account leaves none to spend.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
+/// Time between two counts in a process in which nothing was folded since the last one: 60 s.
+const RECOUNT: Duration = Duration::from_secs(60);
 /// Upper bound of the bytes by which one message to fold makes the table grow: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 /// Processor time after which the agent yields before it moves pages: 1 ms, which is less than the kernel's time
@@ -66,6 +68,7 @@ pub struct Folder {
     vmas: u64,
     runs_since_count: u64,
     count_due: Instant,
+    recount: Instant,
 }
 
 impl Folder {
@@ -93,6 +96,7 @@ impl Folder {
             vmas: count_vmas(),
             runs_since_count: 0,
             count_due: Instant::now(),
+            recount: Instant::now(),
         })
     }
 
@@ -147,7 +151,10 @@ impl Folder {
         let now = Instant::now();
         if now >= self.count_due || self.runs_since_count > 0 && self.is_out_of_vmas() {
             let before = cpu_time(ClockId::ThreadCPUTime);
-            (self.vmas, self.runs_since_count) = (count_vmas(), 0);
+            if self.runs_since_count > 0 || self.is_out_of_vmas() || now >= self.recount {
+                (self.vmas, self.runs_since_count) = (count_vmas(), 0);
+                self.recount = now + RECOUNT;
+            }
             if self.most_vmas.1 {
                 self.most_vmas.0 = half_of_all_vmas();
             }

@@ -228,7 +228,9 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        let rested: u64 = self.rested.iter().map(|rested| rested.range.pages).sum();
+        // Huge pages are looked at again and again. What has changed in them is known once they are fingerprinted.
+        let small = self.rested.iter().filter(|rested| rested.kind != Kind::Huge);
+        let rested: u64 = small.map(|rested| rested.range.pages).sum();
         self.plan(armed || changed.max(noted) + rested > self.may_change(pages), now);
         Ok(pages)
     }
@@ -306,17 +308,13 @@ impl Rounds {
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
         let unwatched = scan(pagemap, spans, Pagemap::unwatched_ranges)?;
-        if unwatched.is_empty() {
-            return Ok(false);
-        }
         let table = table::lock();
         let mut open = Vec::new();
         table.foldable(&mut open);
-        for range in overlapping(&open, &unwatched) {
-            // Memory that cannot be registered is not ours to fold; the section finds that out by itself.
-            let _ = notes.register(range, Watch::Writes);
-        }
-        Ok(true)
+        // Memory that cannot be registered is not ours to fold; the section finds that out by itself. It, and pages that
+        // were broken, are never watched, and no change each time that they are found.
+        let registered = |range: PageRange| notes.register(range, Watch::Writes).is_ok();
+        Ok(overlapping(&open, &unwatched).into_iter().filter(|range| registered(*range)).count() > 0)
     }
 
     /// The pages that are worth folding.

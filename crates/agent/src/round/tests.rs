@@ -93,6 +93,40 @@ fn few_writes_do_not_end_rest() {
     table::lock().forget(memory.range());
 }
 
+/// Agents of idle guests made four rounds a second for their first minutes: every few seconds, huge pages were looked at again.
+#[test]
+fn what_is_looked_at_again_and_again_does_not_end_rest() {
+    // Other tests of this process change the table meanwhile.
+    if !crate::testing::alone("round::tests::what_is_looked_at_again_and_again_does_not_end_rest") {
+        return;
+    }
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    let (huge, shut) = (MemberMemory::huge_page(Some(true)).unwrap(), written(2));
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    if pagemap.huge_ranges(huge.range().start, huge.range().end()).unwrap().is_empty() {
+        return eprintln!("skipped: no huge page is free");
+    }
+    table::lock().ask(huge.range());
+    // Present, and watched by nobody: the program has locked it.
+    table::lock().shut(shut.range(), table::Shut::Locked);
+    let mut rounds = Rounds::new(true, false).unwrap();
+    rounds.turnover = Turnover::new(Instant::now() + Duration::from_secs(3600));
+    let mut look = || {
+        rounds.notice_changes(Instant::now());
+        rest_long(&mut rounds);
+        (rounds.next, rounds.armed) = (Instant::now(), Instant::now());
+        rounds.huge.forget();
+        rounds.look(&pagemap, Some(&guard), None, true).unwrap();
+        let looked_at: u64 = rounds.rested.iter().map(|rested| rested.range.pages).sum();
+        rounds.rested.clear();
+        (looked_at, rounds.due_in(Instant::now()) > Duration::from_secs(5))
+    };
+    look();
+    assert_eq!([look(), look()], [(HUGE_PAGES, true); 2]);
+    [huge.range(), shut.range()].into_iter().for_each(|range| table::lock().forget(range));
+}
+
 /// Fresh pages, each with its own content, asked in.
 fn written(pages: u64) -> MemberMemory {
     let memory = MemberMemory::new(pages).unwrap();
