@@ -5,6 +5,7 @@ mod common;
 use common::json_of;
 use serde_json::json;
 use std::fs;
+use std::process::Command;
 
 fn check(text: &str) -> std::process::Output {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -53,4 +54,52 @@ fn socket_with_a_path_that_the_kernel_does_not_take_is_refused() {
         assert!(refused.status.code() == Some(2) && said.contains("line 2") && said.contains("107 bytes"), "{said}");
     }
     assert!(check(&format!("[service]\ndir = '/run/{}'", &long[..80])).status.success());
+}
+
+/// A source of users and groups for the C library, as LDAP is one: neither stands in a file.
+const SOURCE: &str = r#"
+#include <grp.h>
+#include <nss.h>
+#include <pwd.h>
+#include <string.h>
+enum nss_status _nss_elsewhere_getpwnam_r(const char *name, struct passwd *found, char *text, size_t size, int *error) {
+    if (strcmp(name, "afar")) return NSS_STATUS_NOTFOUND;
+    strncpy(text, name, size);
+    *found = (struct passwd){text, "", 54399, 54399, "", "/", "/bin/sh"};
+    return NSS_STATUS_SUCCESS;
+}
+enum nss_status _nss_elsewhere_getgrnam_r(const char *name, struct group *found, char *text, size_t size, int *error) {
+    static char *none[] = {0};
+    if (strcmp(name, "afar")) return NSS_STATUS_NOTFOUND;
+    strncpy(text, name, size);
+    *found = (struct group){text, "", 54399, none};
+    return NSS_STATUS_SUCCESS;
+}
+"#;
+
+#[test]
+fn users_and_groups_that_stand_in_no_file_are_known() {
+    if common::not_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::write(at("source.c"), SOURCE).expect("write a program");
+    let cc = ["-shared", "-fPIC", "-o", &at("libnss_elsewhere.so.2"), &at("source.c")];
+    assert!(Command::new("cc").args(cc).status().expect("run cc").success());
+    fs::write(at("nsswitch.conf"), "passwd: files elsewhere\ngroup: files elsewhere\n").expect("write a file");
+    let text = "[api]\ngroup = 'afar'\n[[group]]\nname = 'a'\nusers = ['afar']\n";
+    fs::write(at("pagefold.toml"), text).expect("write a configuration");
+    let check = |sources: &str| {
+        let script = format!("{sources} exec \"$@\"");
+        let words = ["-m", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_pagefold"), "config", "check"];
+        let mut command = Command::new("unshare");
+        command.args(words).arg(at("pagefold.toml")).env("LD_LIBRARY_PATH", dir.path());
+        command.output().expect("run unshare")
+    };
+    let known = check(&format!("mount --bind {} /etc/nsswitch.conf;", at("nsswitch.conf")));
+    assert!(known.status.success(), "{known:?}");
+    let unknown = check("");
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(unknown.status.code() == Some(2) && said.contains("has no") && said.contains("\"afar\""), "{said}");
 }

@@ -178,7 +178,7 @@ impl User {
         match self {
             Self::Number(uid) => Ok(*uid),
             Self::Name(name) => {
-                uid_of(name).ok_or_else(|| Wrong(at, format!("/etc/passwd has no user {name:?}: write its number")))
+                uid_of(name).ok_or_else(|| Wrong(at, format!("this host has no user {name:?}: write its number")))
             }
         }
     }
@@ -302,10 +302,10 @@ impl WrittenApi {
         };
         let group = match self.group {
             // A host may do without the usual group: then only root may connect.
-            None => number_in("/etc/group", USUAL_GROUP),
-            Some(name) => Some(number_in("/etc/group", name.get_ref()).ok_or_else(|| {
+            None => group_number(USUAL_GROUP),
+            Some(name) => Some(group_number(name.get_ref()).ok_or_else(|| {
                 let why = format!(
-                    "/etc/group has no group {:?}: make it (groupadd --system), or name another",
+                    "this host has no group of users {:?}: make it (groupadd --system), or name another",
                     name.get_ref()
                 );
                 Wrong(name.span().start, why)
@@ -400,16 +400,14 @@ pub(crate) fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
     }
 }
 
-/// The number of a user, by name, from `/etc/passwd`.
+/// The number of a user, by name, as the C library knows users: files, LDAP, systemd's.
 fn user_number(name: &str) -> Option<u32> {
-    number_in("/etc/passwd", name)
+    uzers::get_user_by_name(name).map(|user| user.uid())
 }
 
-/// The number of a user or a group, by name, from the file that has these.
-fn number_in(file: &str, name: &str) -> Option<u32> {
-    let lines = std::fs::read_to_string(file).ok()?;
-    let fields = lines.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    fields.filter(|f| f.first() == Some(&name)).find_map(|f| f.get(2)?.parse().ok())
+/// The number of a user group, by name, from the same sources.
+fn group_number(name: &str) -> Option<u32> {
+    uzers::get_group_by_name(name).map(|group| group.gid())
 }
 
 #[cfg(test)]
@@ -515,7 +513,7 @@ mod tests {
             (group("zero-pages = 'drop'"), "line 3, zero-pages: unknown variant `drop`"),
             (group("fold = true"), "line 3, fold: "),
             (group("pool = 'lots'"), "line 3, pool: unknown unit"),
-            (group("users = ['bob']"), "line 3, users: /etc/passwd has no user \"bob\""),
+            (group("users = ['bob']"), "line 3, users: this host has no user \"bob\""),
             (group("users = [true]"), "line 3, users: expected a user's number"),
             (group("[[group.processes]]\nprogram = '*'"), "line 3: a rule for processes must name"),
             (group("[[group.processes]]\nuid = 1\ncgroup = ''"), "a pattern must not be empty"),
@@ -529,7 +527,7 @@ mod tests {
             ("[api]\nlisten = '9469'".to_owned(), "line 2, listen: at a TCP socket callers are known by tokens"),
             ("[api]\ntokens = 't'\nlisten = 'here'".to_owned(), "line 3, listen: \"here\" is no address"),
             ("[api]\nsocket = 'api.sock'".to_owned(), "line 2, socket: a path that begins with /"),
-            ("[api]\ngroup = 'no such group'".to_owned(), "line 2: /etc/group has no group"),
+            ("[api]\ngroup = 'no such group'".to_owned(), "line 2: this host has no group of users"),
             ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
             ("[balance]\npolicy = 'fair'".to_owned(), "line 2: there is no policy \"fair\"; use working-set"),
             ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
@@ -552,7 +550,7 @@ mod tests {
             ("[[enrol]]\ngroup = 'a'\nuser = 1".to_owned(), "line 2: there is no [[group]] with the name \"a\""),
             ("[[enrol]]\nuser = 1".to_owned(), "missing field `group`"),
             (group("[[enrol]]\ngroup = 'a'"), "line 4: a rule must name a cgroup"),
-            (group("[[enrol]]\ngroup = 'a'\nuser = 'bob'"), "line 5: /etc/passwd has no user \"bob\""),
+            (group("[[enrol]]\ngroup = 'a'\nuser = 'bob'"), "line 5: this host has no user \"bob\""),
             (group("[[enrol]]\ngroup = 'a'\ncgroup = 'acme'"), "line 5, cgroup: use the path"),
             (group("[[enrol]]\ngroup = 'a'\ncgroup = '/a//b'"), "line 5, cgroup: use the path"),
             (group("[[enrol]]\ngroup = 'a'\nunit = ''"), "line 5, unit: a pattern must not be empty"),
