@@ -54,6 +54,8 @@ pub struct Keeper {
     kept: Vec<Follower>,
     /// Children that were handed over, by number, as long as the keeper has not answered.
     asked: Vec<(u32, Follower)>,
+    /// Children that the keeper does not follow, until somebody asks for them.
+    back: Vec<Follower>,
     number: u32,
     /// Whether the keeper was told that those which it has are its own alone, and has not answered.
     leaves: bool,
@@ -73,9 +75,9 @@ pub fn descriptors() -> usize {
 impl Keeper {
     /// Makes no connection yet.
     pub fn new(path: PathBuf) -> Self {
-        let (now, kept, asked) = (Instant::now(), Vec::new(), Vec::new());
+        let (now, kept, asked, back) = (Instant::now(), Vec::new(), Vec::new(), Vec::new());
         let (socket, number, leaves, is_full, refused, next_look) = (None, 0, false, false, None, now + RETRY_INTERVAL);
-        Self { path, socket, kept, asked, number, leaves, is_full, refused, next: now, next_look }
+        Self { path, socket, kept, asked, back, number, leaves, is_full, refused, next: now, next_look }
     }
 
     /// Whether it follows no child of this process.
@@ -114,16 +116,26 @@ impl Keeper {
             }
             // It has a place at once, or is hung up on.
             Some(Ok(Sent::NoPlace)) => return Some(child),
-            Some(Ok(Sent::Full)) => {}
-            Some(Err(_)) | None => self.hang_up(),
+            // The keeper alone hangs up, once it follows none of the children of a connection any more.
+            Some(Err(_)) => self.next_look = now,
+            Some(Ok(Sent::Full)) | None => {}
         }
         self.next = now + RETRY_INTERVAL;
         self.refused.get_or_insert(now);
         Some(child)
     }
 
+    /// Gives up a connection that is closed. The next one has none of its children.
     fn hang_up(&mut self) {
         (self.socket, self.leaves) = (None, false);
+        if !self.asked.is_empty() {
+            // It may know no such request, or have none such as this process followed.
+            self.refused.get_or_insert_with(Instant::now);
+        }
+        let mut all = std::mem::take(&mut self.kept);
+        all.extend(self.asked.drain(..).map(|(_, child)| child));
+        all.iter_mut().for_each(Follower::succeed);
+        self.back.append(&mut all);
     }
 
     /// Leaves the children that it has to the keeper alone, as soon as that agrees: descriptors are short.
@@ -144,7 +156,7 @@ impl Keeper {
 
     /// Takes the keeper's answers. Returns children that it does not follow.
     pub fn hear(&mut self) -> Vec<Follower> {
-        let (mut back, mut frame) = (Vec::new(), [0; KEEP_BYTES + 1]);
+        let mut frame = [0; KEEP_BYTES + 1];
         while self.answers().is_some() {
             match self.socket.as_ref().map(|socket| socket.receive_bare(&mut frame)) {
                 Some(Ok(Received::Nothing)) => break,
@@ -156,7 +168,7 @@ impl Keeper {
                 Some(Ok(Received::Frame(bytes))) if let Some((number, kept)) = decode_kept(&frame[..bytes]) => {
                     let at = self.asked.iter().position(|(asked, _)| *asked == number);
                     let child = at.map(|at| self.asked.remove(at).1);
-                    let to = if kept == Kept::No { &mut back } else { &mut self.kept };
+                    let to = if kept == Kept::No { &mut self.back } else { &mut self.kept };
                     to.extend(child);
                     self.is_full |= kept != Kept::Yes;
                     self.refused = None;
@@ -170,7 +182,7 @@ impl Keeper {
                 }
             }
         }
-        back
+        std::mem::take(&mut self.back)
     }
 
     /// Forgets children that have ended. Returns all others if the keeper is gone.
@@ -186,14 +198,7 @@ impl Keeper {
             return Vec::new();
         }
         self.hang_up();
-        if !self.asked.is_empty() {
-            // It may know no such request, or have none such as this process followed.
-            self.refused.get_or_insert(now);
-        }
-        let mut all = std::mem::take(&mut self.kept);
-        all.extend(self.asked.drain(..).map(|(_, child)| child));
-        all.iter_mut().for_each(Follower::succeed);
-        all
+        std::mem::take(&mut self.back)
     }
 }
 

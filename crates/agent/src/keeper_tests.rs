@@ -124,15 +124,51 @@ fn children_come_back_when_keeper_is_gone() {
     keeper.next_look = Instant::now();
     assert!(keeper.look().is_empty() && !keeper.is_idle());
     drop(connection);
-    assert!(keeper.hear().is_empty() && keeper.look().is_empty(), "it is too early");
-    keeper.next_look = Instant::now();
-    let mut back = keeper.look();
+    let mut back = keeper.hear();
     assert!(keeper.is_idle());
     assert_eq!(back.iter_mut().map(Follower::is_claimed).collect::<Vec<_>>(), [true, false]);
     drop(claim);
     keeper.next = Instant::now();
     let _ = keeper.take(child());
     assert!(listener.accept().unwrap().is_some(), "it goes to the next keeper");
+}
+
+/// The next connection took them for its own. Nobody read the kernel's messages about them, and their discards never returned.
+#[test]
+fn children_of_a_closed_connection_are_followed_here_when_there_is_another_already() {
+    if !crate::testing::alone(
+        "keeper::tests::children_of_a_closed_connection_are_followed_here_when_there_is_another_already",
+    ) {
+        return;
+    }
+    let (listener, _dir) = listening();
+    let (mut keeper, connection) = connected(&listener);
+    assert!(keeper.take(child()).is_none());
+    assert_eq!((handed(&connection, Kept::Yes), keeper.hear().len(), keeper.kept.len()), (1, 0, 1));
+    assert!(keeper.take(child()).is_none(), "it ends before it has answered for this one");
+    drop(connection);
+    // As the follower's thread does when another child is born at once.
+    let mut back = keeper.hear();
+    back.append(&mut keeper.look());
+    let _ = keeper.take(child());
+    assert!(listener.accept().unwrap().is_some(), "it connects anew");
+    back.append(&mut keeper.hear());
+    keeper.next_look = Instant::now();
+    back.append(&mut keeper.look());
+    assert_eq!(back.len(), 2);
+}
+
+/// Both would read: a keeper that is told nothing goes on.
+#[test]
+fn connection_on_which_nothing_can_be_sent_is_left_to_the_keeper_to_close() {
+    let (listener, _dir) = listening();
+    let (mut keeper, connection) = connected(&listener);
+    assert!(keeper.take(child()).is_none());
+    assert_eq!((handed(&connection, Kept::Yes), keeper.hear().len()), (1, 0));
+    let socket = keeper.socket.as_ref().map(AsFd::as_fd).expect("a connection");
+    rustix::net::shutdown(socket, rustix::net::Shutdown::Write).unwrap();
+    assert!(keeper.take(child()).is_some());
+    assert!(keeper.look().is_empty() && keeper.socket.is_some() && keeper.kept.len() == 1);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Seqpacket {
         loop {
             match sendmsg(self, &[IoSlice::new(frame)], &mut control, flags) {
                 Ok(_) => return Ok(true),
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => return Ok(false),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -295,9 +295,8 @@ fn recv(
         return match recvmsg(socket, &mut [IoSliceMut::new(buffer)], control, flags | RecvFlags::DONTWAIT) {
             Ok(got) => Ok(Some(got)),
             Err(Errno::AGAIN) => Ok(None),
-            // Reads as the end.
-            Err(Errno::CONNRESET) => Ok(Some(RecvMsg { bytes: 0, flags: ReturnFlags::empty(), address: None })),
-            Err(Errno::INTR) => continue,
+            // Told once, before what the peer had sent: it has closed its end without having read all.
+            Err(Errno::CONNRESET | Errno::INTR) => continue,
             Err(e) => Err(e.into()),
         };
     }
@@ -368,6 +367,17 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(other.send(b"x", &[]).is_err());
+    }
+
+    /// The last answers of a peer that hung up were lost.
+    #[test]
+    fn frames_of_peer_that_closed_without_reading_all_are_received() {
+        let (one, other) = Seqpacket::pair().unwrap();
+        assert!(one.send(b"unread", &[]).unwrap() && other.send(b"answer", &[]).unwrap());
+        drop(other);
+        let mut buffer = [0; 8];
+        assert_eq!(one.receive_bare(&mut buffer).unwrap(), Received::Frame(6));
+        assert_eq!(one.receive_bare(&mut buffer).unwrap(), Received::Closed);
     }
 
     #[test]

@@ -28,6 +28,18 @@
 //! A member holds on to what it has handed over, and follows its children by itself when the connection is closed. So the keeper
 //! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either. Each takes one of the member's
 //! descriptors. When these run short, it leaves its children to the keeper and its standby alone ([`wire::prove::ALONE`]).
+//!
+//! Of each child, somebody reads the messages, or nobody has it open any more. An open one that nobody reads would hang:
+//!
+//! | the child | is read by |
+//! |---|---|
+//! | was sent, and the frame is unread | nobody, until the keeper reads the frame. It does so as long as the connection is open, and answers |
+//! | the keeper has a frame of its, and the member does not read answers | the keeper. It reads no further frames before it can answer |
+//! | was handed over, and the member has ended before it was answered | the keeper |
+//! | was handed over, and the keeper gives its children back | the keeper, until all are at rest. Those that are sent meanwhile are refused at once |
+//! | the keeper was killed | its standby, which gives children back to members that live. So it does not matter which of them the journal lacks |
+//!
+//! The keeper alone ends a connection. The member then follows all that it had sent through it.
 
 use crate::places::{self, Place};
 use act::{About, Follower, Inheritance, Inherited, Journal, Purpose, Told, Userfault};
@@ -119,11 +131,13 @@ pub fn begin_journal() -> io::Result<Arc<Journal>> {
 pub fn succeed(inheritance: Inheritance) {
     let Inheritance { mut children, sockets } = inheritance;
     let sockets = sockets.into_iter().map(|(number, socket)| (Some(number), Some(Seqpacket::from(socket))));
-    let nurseries: Vec<_> = [(None, None)].into_iter().chain(sockets).collect();
+    let nurseries: Vec<(Option<i32>, Option<Seqpacket>)> = [(None, None)].into_iter().chain(sockets).collect();
     // No supervisor tells of others.
     places::claims().users = nurseries.iter().map(|(_, socket)| peer_of(socket.as_ref()).uid).collect();
     for (number, socket) in nurseries {
         let mut nursery = Nursery::new(number, None, peer_of(socket.as_ref()));
+        // The member may rely on children of which this process knows nothing.
+        nursery.gives_back = socket.is_some() && !is_keeper(nursery.peer);
         for Inherited { follower, about } in children.extract_if(.., |child| child.about.socket == number) {
             nursery.layout = Some(about.layout).filter(|layout| *layout != (0, 0));
             nursery.push(follower, about.is_born);
@@ -136,6 +150,11 @@ pub fn succeed(inheritance: Inheritance) {
 fn peer_of(socket: Option<&Seqpacket>) -> Peer {
     let peer = socket.and_then(|socket| socket.peer().ok());
     peer.unwrap_or_else(|| Peer { pid: 0, uid: rustix::process::getuid().as_raw() })
+}
+
+/// Whether a peer is another keeper, which does not take children back.
+fn is_keeper(peer: Peer) -> bool {
+    places::is_keepers(peer.uid) && host::runs_program(peer.pid, "pagefold-prove") != Some(false)
 }
 
 /// Whether any child is followed.
@@ -184,7 +203,8 @@ pub fn serve(socket: Seqpacket, frame: &[u8], first: OwnedFd) -> io::Result<()> 
     may(peer)?;
     let mut nursery = Nursery::new(Some(socket.as_fd().as_raw_fd()), host::peer_layout(&socket), peer);
     nursery.take(&socket, frame, Some(first))?;
-    nursery.serve(Some(socket))
+    nursery.serve(Some(socket));
+    Ok(())
 }
 
 struct Nursery {
@@ -195,8 +215,11 @@ struct Nursery {
     /// The number of the member's socket, for a successor.
     number: Option<i32>,
     peer: Peer,
-    /// Whether children are given back to the member, which has sent what it should not, and is not heard any more.
+    /// Whether children are given back to the member, and no others are taken. It has sent what it should not, or it was an
+    /// earlier keeper that took these.
     gives_back: bool,
+    /// An answer that the member has no room for.
+    unsent: Option<Vec<u8>>,
     /// Whether something could not be read, or counts as readable at all times.
     is_to_spare: bool,
 }
@@ -204,46 +227,43 @@ struct Nursery {
 impl Nursery {
     fn new(number: Option<i32>, layout: Option<(u64, u64)>, peer: Peer) -> Self {
         let (children, next_look) = (Vec::new(), Instant::now() + LOOK_EVERY);
-        Self { children, next_look, layout, number, peer, gives_back: false, is_to_spare: false }
+        Self { children, next_look, layout, number, peer, gives_back: false, unsent: None, is_to_spare: false }
     }
 
     /// Ends when no child is left and the member has hung up.
-    fn serve(mut self, mut socket: Option<Seqpacket>) -> io::Result<()> {
-        let served = self.serve_until_the_end(&mut socket);
-        // Before the socket is closed: the member reads then.
-        drop(self);
-        served
-    }
-
-    fn serve_until_the_end(&mut self, socket: &mut Option<Seqpacket>) -> io::Result<()> {
+    fn serve(mut self, mut socket: Option<Seqpacket>) {
         while socket.is_some() || !self.children.is_empty() {
-            self.wait(socket.as_ref().filter(|_| !self.gives_back))?;
-            if let Some(open) = &*socket
+            self.wait(socket.as_ref());
+            if let Some(open) = &socket
                 && !self.hear(open)
             {
                 // From here on its number may be another file's.
                 if let (Some(journal), Some(number)) = (JOURNAL.get(), self.number.take()) {
                     journal.forget_socket(number);
                 }
-                *socket = None;
+                // Those that the member is to follow are closed already.
+                socket = None;
             }
             self.look();
             if self.hand_on(socket.is_some()) {
                 break;
             }
         }
-        Ok(())
+        // Before the socket is closed: the member reads then.
+        drop(self);
     }
 
     /// Does what the member asks. Returns whether it may ask more. One that has sent what it should not gets its children back, as soon
     /// as it need not know what was read about them.
     fn hear(&mut self, socket: &Seqpacket) -> bool {
-        match if self.gives_back { Ok(true) } else { self.take_from(socket) } {
+        match self.take_from(socket) {
             Ok(false) => return false,
             Ok(true) => {}
             Err(e) => {
-                note!("prover: process {} gets its children back: {e}", self.peer.pid);
-                self.gives_back = true;
+                if !std::mem::replace(&mut self.gives_back, true) {
+                    note!("prover: process {} gets its children back: {e}", self.peer.pid);
+                }
+                self.is_to_spare = true;
             }
         }
         let is_done = self.gives_back && self.are_all_at_rest();
@@ -289,11 +309,9 @@ impl Nursery {
     /// Does what a frame of the member's asks.
     ///
     /// # Errors
-    /// It asks something else, hands over a userfaultfd that nobody has begun, or does not read.
+    /// It asks something else, or hands over a userfaultfd that nobody has begun.
     fn take(&mut self, socket: &Seqpacket, frame: &[u8], file: Option<OwnedFd>) -> io::Result<()> {
-        let may_have_another = places::may_have_another(self.peer.uid);
-        let answer =
-            |frame: &[u8]| socket.send(frame, &[])?.then_some(()).ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        let may_have_another = !self.gives_back && places::may_have_another(self.peer.uid);
         match file {
             Some(file) if let Some(number) = decode_keep(frame) => {
                 let mut kept = Answer::No;
@@ -301,19 +319,25 @@ impl Nursery {
                     self.add(file)?;
                     kept = self.children.last().map_or(Answer::Yes, |child| child.place.answer(self.children.len()));
                 }
-                answer(&encode_kept(number, kept))
+                self.answer(socket, &encode_kept(number, kept));
             }
             // Another keeper relies on it.
-            Some(file) if frame == KEEP && (may_have_another || places::is_keepers(self.peer.uid)) => self.add(file),
+            Some(file) if frame == KEEP && (may_have_another || places::is_keepers(self.peer.uid)) => self.add(file)?,
             None if frame == ALONE => {
                 for child in &self.children {
                     child.is_born.store(true, Ordering::SeqCst);
                     child.follower.lock().unwrap_or_else(PoisonError::into_inner).leave_alone();
                 }
-                answer(&ALONE_TOO)
+                self.answer(socket, &ALONE_TOO);
             }
-            _ => Err(io::ErrorKind::InvalidData.into()),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
         }
+        Ok(())
+    }
+
+    /// Answers the member, or keeps the answer until it has read earlier ones. One that has ended needs none.
+    fn answer(&mut self, socket: &Seqpacket, frame: &[u8]) {
+        self.unsent = matches!(socket.send(frame, &[]), Ok(false)).then(|| frame.to_vec());
     }
 
     /// Does what the member asks. Returns whether it may ask more.
@@ -322,7 +346,13 @@ impl Nursery {
     /// As [`Nursery::take`].
     fn take_from(&mut self, socket: &Seqpacket) -> io::Result<bool> {
         let (mut frame, mut files) = ([0; KEEP_BYTES + 1], Vec::new());
+        if let Some(unsent) = self.unsent.take() {
+            self.answer(socket, &unsent);
+        }
         loop {
+            if self.unsent.is_some() {
+                return Ok(true);
+            }
             match socket.receive(&mut frame, &mut files)? {
                 Received::Nothing => return Ok(true),
                 Received::Closed => return Ok(false),
@@ -337,7 +367,7 @@ impl Nursery {
         }
     }
 
-    fn wait(&mut self, socket: Option<&Seqpacket>) -> io::Result<()> {
+    fn wait(&mut self, socket: Option<&Seqpacket>) {
         if std::mem::take(&mut self.is_to_spare) {
             std::thread::sleep(SPARED_FOR);
         }
@@ -355,23 +385,23 @@ impl Nursery {
             });
         }
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|watch| PollFd::new(&***watch, PollFlags::IN)).collect();
-        fds.extend(socket.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let due = if self.unsent.is_some() { PollFlags::OUT } else { PollFlags::IN };
+        fds.extend(socket.map(|socket| PollFd::new(socket, due)));
         let waited = poll(&mut fds, Timespec::try_from(time).ok().as_ref());
         for (watch, _) in watched.iter().zip(&fds).filter(|(_, fd)| fd.revents().contains(PollFlags::ERR)) {
             watch.do_not_wait();
             self.is_to_spare = true;
         }
-        match waited {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        // The kernel may be short of memory for a moment. Nobody else reads.
+        self.is_to_spare |= waited.is_err_and(|e| e != rustix::io::Errno::INTR);
     }
 
     /// Hands children on to the next keeper, if there is one, once no discard is pending. Returns whether the member is to do that,
     /// which takes them back when this connection is closed.
-    fn hand_on(&mut self, has_member: bool) -> bool {
+    fn hand_on(&mut self, is_connected: bool) -> bool {
         let successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(socket) = successor.as_ref() else { return false };
+        let has_member = is_connected && !is_keeper(self.peer);
         if has_member && !self.are_all_at_rest() {
             return false;
         }
@@ -430,3 +460,7 @@ impl Drop for Nursery {
         self.children.iter().for_each(|child| child.is_given_back.store(true, Ordering::SeqCst));
     }
 }
+
+#[cfg(test)]
+#[path = "keep_tests.rs"]
+mod tests;

@@ -34,7 +34,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS};
 
@@ -56,20 +56,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// The asker does not read, or has not claimed what it says it has.
 pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Result<()> {
-    let layout = host::peer_layout(socket);
-    let (all, mut own) = (keep::all(), None);
-    let (family, others): (Vec<_>, Vec<_>) = all.iter().partition(|kept| kept.has_layout(layout));
-    // Asked only when none of the family was it.
-    let others = std::iter::once(others).filter(|_| may_try_others()).flatten();
-    for kept in family.into_iter().chain(others) {
-        if is_of(kept, asker, PageRange { start: page, pages: 1 })? {
-            own = Some(kept);
-            break;
-        }
-    }
+    // No other child is held meanwhile: an asker may take its time, and one that is dropped by its nursery is to be closed.
+    let own = find(host::peer_layout(socket), page, asker)?;
     let at_rest = |follower: &mut Follower| (follower.is_at_rest() && !follower.is_claimed()).then_some(());
     // Held until it is claimed, so that nobody else reads the kernel's messages.
-    let Some((mut held, kept)) = own.and_then(|kept| Some((hold(kept, PATIENCE, at_rest)?.0, kept))) else {
+    let Some((mut held, kept)) = own.as_deref().and_then(|kept| Some((hold(kept, PATIENCE, at_rest)?.0, kept))) else {
         socket.send(&NOT_KEPT, &[])?;
         std::thread::sleep(PAUSE);
         return Ok(());
@@ -90,6 +81,19 @@ pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Resul
         }
     }
     Ok(())
+}
+
+/// The child that is the asker.
+fn find(layout: Option<(u64, u64)>, page: HostVirt, asker: &PeerPages) -> io::Result<Option<Arc<Kept>>> {
+    let (family, others): (Vec<_>, Vec<_>) = keep::all().into_iter().partition(|kept| kept.has_layout(layout));
+    // Asked only when none of the family was it.
+    let others = std::iter::once(others).filter(|_| may_try_others()).flatten();
+    for kept in family.into_iter().chain(others) {
+        if is_of(&kept, asker, PageRange { start: page, pages: 1 })? {
+            return Ok(Some(kept));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether children of other families may be tried. If so, nobody else may for a while.
