@@ -212,8 +212,8 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
     let mut pause = RECONNECT.0;
     let mut refusals = 0;
     loop {
-        if world::is_leaving() && agent.may_leave() {
-            return agent.leave();
+        if world::is_leaving() && agent.may_leave() && agent.leave() {
+            return Ok(());
         }
         if let Ok(link) = Link::connect(&agent.asked.socket) {
             let began = Instant::now();
@@ -375,9 +375,9 @@ impl Agent {
         world::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
     }
 
-    /// Leaves the process as it was before.
-    fn leave(self) -> io::Result<()> {
-        world::leave(self.folder, &self.pagemap)
+    /// Leaves the process as it was before. Says whether it could.
+    fn leave(&mut self) -> bool {
+        world::leave(&mut self.folder, &self.pagemap, self.asked.eager)
     }
 
     /// Waits for the worker, for something that the follower tells, or for this time. An agent that rests looks meanwhile

@@ -84,9 +84,8 @@ mod free {
     }
 
     /// The library stays in a process that it was loaded into.
-    #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
-    pub fn leave(_: Result<Folder, String>, _: &Pagemap) -> io::Result<()> {
-        Ok(())
+    pub const fn leave(_: &mut Result<Folder, String>, _: &Pagemap, _: bool) -> bool {
+        true
     }
 }
 
@@ -123,8 +122,10 @@ mod halted {
     use wire::MemberStats;
     use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
-    /// Time between two looks whether pages are held by somebody else: 5 s.
+    /// Time without a page that could be made private, after which the agent looks anew: 5 s.
     const LEAVE_TIME: Duration = Duration::from_secs(5);
+    /// Number of such times after which the agent stays: 6. With eager folding, 2.
+    const LEAVE_TRIES: [u32; 2] = [6, 2];
     /// Shortest and longest time between two looks whether another program has taken the place of a killed one: 100 ms, 5 s.
     const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
     /// Time between two attempts at inherited memory: 50 ms.
@@ -277,18 +278,22 @@ mod halted {
         std::thread::sleep(time);
     }
 
-    /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread.
-    ///
-    /// # Errors
-    /// Something holds pages that map the pool, and does not let them go. The agent stays, and folds nothing more.
-    pub fn leave(folder: Result<Folder, String>, pagemap: &Pagemap) -> io::Result<()> {
-        let Ok(mut folder) = folder else { return Ok(()) };
+    /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread. False if
+    /// the agent stays, and goes on with its work: something holds pages that map the pool, and does not let them go.
+    pub fn leave(all: &mut Result<Folder, String>, pagemap: &Pagemap, is_eager: bool) -> bool {
+        let Ok(folder) = all else { return true };
         // Its worker has not told of all of a pool that this process has inherited.
         maps::know_named_pools();
-        while !restore(&mut folder, pagemap, LEAVE_TIME, Origin::Folded) {}
+        let mut tries = 0..LEAVE_TRIES[usize::from(is_eager)];
+        if !tries.any(|_| restore(folder, pagemap, LEAVE_TIME, Origin::Folded)) {
+            LEAVING.store(false, Ordering::Relaxed);
+            // While the agent leaves, the other side leads no calls there.
+            gate::range().inspect(|gate| tell_gate(gate.start));
+            return false;
+        }
         while !follow::wait_for_keeper() {}
         loop {
-            match restore_inherited(&mut folder, pagemap) {
+            match restore_inherited(folder, pagemap) {
                 Ok(true) => break,
                 Ok(false) => {}
                 // The keeper may be starting again.
@@ -297,9 +302,9 @@ mod halted {
         }
         drop_inherited_leases();
         let following = Arc::clone(folder.section().following());
-        drop(folder);
+        *all = Err(String::new());
         following.retire();
-        Ok(())
+        true
     }
 
     /// Makes private what another follower looks after, because this process has inherited it from a member. Says whether nothing of

@@ -449,7 +449,8 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
         progress.look();
         if Instant::now() > until {
             bail!(
-                "process {pid} is not detached yet, {} still map the pool: {}; the agent goes on trying",
+                "process {pid} is not detached yet, {} still map the pool: {}. If nothing can be made private for half a minute, it \
+                 stays a member: then try again",
                 cli::bytes(progress.left_bytes()),
                 hindrance(pid)
             );

@@ -1,7 +1,7 @@
 //! A process that shares an attached program's memory (`CLONE_VM`), and that was made later, is no thread: nobody stops it.
 
 use crate::common::supervised::{Installed, signal};
-use crate::rig::{CONFIG, Waits, attach, compile_source, detach, wait_for_folds, words};
+use crate::rig::{CONFIG, Waits, attach, compile_source, detach, member, wait_for_folds, words};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -44,9 +44,10 @@ fn writes_and_discards_of_process_that_shares_memory_are_not_lost() {
     assert_eq!(wrong, 0, "pages are wrong after {rounds} rounds");
 }
 
-/// Each page is discarded again within a second: none can be made private, and nobody said why.
+/// Each page is discarded again within a second: none can be made private, and nobody said why. The agent tried for ever, and
+/// folded nothing more.
 #[test]
-fn process_that_keeps_another_from_being_detached_is_named() {
+fn process_that_keeps_another_from_being_detached_is_named_and_that_stays_a_member() {
     let Some(installed) = Installed::attaching() else { return };
     let _supervisor = installed.serve(CONFIG, &[]);
     let mut shares = folded(&installed, &["never-rests"]);
@@ -55,8 +56,14 @@ fn process_that_keeps_another_from_being_detached_is_named() {
     let pid = shares.pid();
     let output = installed.pagefold(&["detach", &pid, "--wait", "3"]);
     assert!(words(&output).contains(&format!("process {other} shares its memory")), "{output:?}");
+    let until = Instant::now() + Duration::from_secs(300);
+    while member(&installed, &pid).is_none() {
+        assert!(Instant::now() < until, "it does not become a member again: {}", installed.show("acme"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
     // The remedy.
     signal(other, "STOP");
+    wait_for_folds(&installed, &pid, 1000);
     detach(&installed, &pid);
     signal(other, "CONT");
     let [rounds, wrong] = end(&mut shares);
