@@ -6,6 +6,7 @@ mod common;
 mod again;
 mod by_itself;
 mod covered;
+mod details;
 mod without_agent;
 
 use common::service::{Member, Service, cannot_fold, find_member, until};
