@@ -5,15 +5,14 @@ use crate::lease::DepartedMember;
 use crate::member::{Asked, Booking, Cut, FOLDS_IN_FLIGHT, Member};
 use crate::table::MemberId;
 use api::control::{News, SegmentInfo};
+use page::Fingerprint;
 use rustix::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use wire::{Hello, MemberState, MemberStats, Outcome, ToAgent, ToWorker, VERSION};
+use wire::{Hello, MemberState, MemberStats, Outcome, RestedRun, ToAgent, ToWorker, VERSION};
 
-/// Most frames read from a member before others have their turn.
-const FRAMES_A_TURN: usize = 8;
-/// Pages booked for a member before others have their turn: one frame may speak of a hundred million.
-const BOOKINGS_A_TURN: u64 = 1 << 16;
+/// Pages of a step: of a report that is booked at once, and least number of claimed or released ones. One frame may speak of a hundred million.
+const STEP_PAGES: u16 = 512;
 /// Time without requests after a member could not fold: 1 s.
 const REST: Duration = Duration::from_secs(1);
 /// Largest part of the pool that a member's released slots may take while its leases are held: 1/8. Beyond it, the
@@ -21,26 +20,23 @@ const REST: Duration = Duration::from_secs(1);
 const DEFERRED_PART: u64 = 8;
 
 impl Group {
-    /// Reads a member's frames and acts on them; cuts the member off if it lies.
-    pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) {
-        for _ in 0..FRAMES_A_TURN {
-            let booked = self.work_off(id, now);
-            let Some(member) = self.members.get(&id) else { return };
-            if let Err(why) = booked {
-                return self.cut(id, &why);
-            }
-            if !member.backlog.is_empty() {
-                return;
-            }
-            let heard = member.hear(buffer).and_then(|message| match message {
-                Some(message) => self.act(id, message, now).map(|()| true),
-                None => Ok(false),
-            });
-            match heard {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(why) => return self.cut(id, &why),
-            }
+    /// Books a part of what a member has said, or reads its next frame and acts on it. Cuts the member off if it lies. Returns whether it
+    /// had said anything.
+    pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) -> bool {
+        self.step(id, buffer, now).unwrap_or_else(|why| {
+            self.cut(id, &why);
+            false
+        })
+    }
+
+    fn step(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) -> Result<bool, Cut> {
+        let Some(member) = self.members.get(&id) else { return Ok(false) };
+        if !member.backlog.is_empty() {
+            return self.work_off(id, now).map(|()| true);
+        }
+        match member.hear(buffer)? {
+            Some(message) => self.act(id, message, now).map(|()| true),
+            None => Ok(false),
         }
     }
 
@@ -52,11 +48,12 @@ impl Group {
         match message {
             ToWorker::Hello(hello) => self.greet(id, hello),
             ToWorker::Rested(runs, fingerprints) => {
-                member.reported += fingerprints.len() as u64;
-                if self.planner.would_have_too_many_chunks(id, fingerprints.len() as u64) {
+                let pages = fingerprints.len() as u64;
+                member.reported += pages;
+                member.backlog.extend(steps(&runs, fingerprints));
+                if self.planner.would_have_too_many_chunks(id, pages) {
                     self.count_frames(id);
                 }
-                self.planner.rested(id, &runs, &fingerprints);
                 Ok(())
             }
             ToWorker::Donated(request, given) => self.donated(id, request, &given, now),
@@ -134,12 +131,16 @@ impl Group {
         if answers { Ok(()) } else { Err(Cut::NotAsked) }
     }
 
-    /// Books a part of a member's claims and releases.
+    /// Books a part of a member's reports, claims and releases.
     fn work_off(&mut self, id: MemberId, now: Instant) -> Result<(), Cut> {
         let mut pages = 0;
-        while pages < BOOKINGS_A_TURN {
+        while pages < u64::from(STEP_PAGES) {
             let Some(booking) = self.members.get_mut(&id).and_then(|member| member.backlog.pop_front()) else { break };
             match booking {
+                Booking::Rested(runs, fingerprints) => {
+                    self.planner.rested(id, &runs, &fingerprints);
+                    pages += fingerprints.len() as u64;
+                }
                 Booking::Held(run) => {
                     self.held(id, run, now)?;
                     pages += u64::from(run.pages);
@@ -262,6 +263,28 @@ impl Group {
         let gone: Vec<_> = self.members.iter_mut().filter_map(stuck).collect();
         gone.into_iter().for_each(|(id, why)| self.cut(id, &why));
     }
+}
+
+/// Cuts a report into steps. A huge page is one of them.
+fn steps(runs: &[RestedRun], fingerprints: Vec<Fingerprint>) -> Vec<Booking> {
+    let most = usize::from(STEP_PAGES);
+    if fingerprints.len() <= most {
+        return vec![Booking::Rested(runs.to_vec(), fingerprints)];
+    }
+    let (mut steps, mut fingerprints) = (Vec::new(), fingerprints.into_iter());
+    let (mut of_step, mut prints) = (Vec::new(), Vec::new());
+    for run in runs {
+        for first in (0..run.pages).step_by(most) {
+            let pages = (run.pages - first).min(STEP_PAGES);
+            if prints.len() + usize::from(pages) > most {
+                steps.push(Booking::Rested(std::mem::take(&mut of_step), std::mem::take(&mut prints)));
+            }
+            of_step.push(RestedRun { start: run.start.add_pages(first.into()), pages, huge: run.huge });
+            prints.extend(fingerprints.by_ref().take(pages.into()));
+        }
+    }
+    steps.push(Booking::Rested(of_step, prints));
+    steps
 }
 
 /// Whether a member in this state folds when it is asked to.

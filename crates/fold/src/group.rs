@@ -9,7 +9,7 @@
 //!      +------------- nobody maps a slot any more; everybody reports anew <------------+
 //! ```
 //!
-//! `conversation.rs` acts on members' messages, `tick.rs` does the timed work.
+//! `turns.rs` says whose messages are heard next, `conversation.rs` acts on them, `tick.rs` does the timed work.
 
 use crate::dispatch::Donation;
 use crate::lease::DepartedMember;
@@ -21,6 +21,7 @@ use crate::proof::Proofs;
 use crate::report::Former;
 use crate::room::Asking;
 use crate::table::MemberId;
+use crate::turns::Turns;
 use crate::upkeep::Inheritance;
 use crate::why::Question;
 use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
@@ -29,7 +30,7 @@ use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use wire::ToAgent;
 
 /// Most members of a group.
@@ -58,6 +59,7 @@ pub struct Group {
     pub planner: Planner,
     /// Members that are connected.
     pub members: BTreeMap<MemberId, Member>,
+    pub(crate) turns: Turns,
     /// Former members whose processes may still map slots, in the order in which they departed.
     pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
@@ -99,6 +101,7 @@ impl Group {
         Self {
             planner: Planner::new(Pool::new(name, settings.pool_slots), policy(&settings, false, false)),
             members: BTreeMap::new(),
+            turns: Turns::new(now),
             departed: Vec::new(),
             former: Former::default(),
             settings,
@@ -210,11 +213,14 @@ impl Group {
         if let Some(why) = too_many_departed(&self.departed, &identity, uid, host::one_user) {
             return self.event(format!("member {} is not admitted: {why}", identity.name));
         }
-        let before = self.of_process(&identity).map(|member| (member.id, member.last_word().map(Box::new)));
-        before.into_iter().for_each(|(id, word)| self.cut(id, &Cut::Replaced(word)));
+        let before =
+            self.of_process(&identity).map(|member| (member.id, member.last_word().map(Box::new), member.taken));
+        let taken = before.as_ref().map_or(Duration::ZERO, |(.., taken)| *taken);
+        before.into_iter().for_each(|(id, word, _)| self.cut(id, &Cut::Replaced(word)));
         let id = self.planner.join();
         match Member::new(id, identity.clone(), uid, socket, now) {
-            Ok(member) => {
+            Ok(mut member) => {
+                member.taken = taken;
                 self.members.insert(id, member);
             }
             Err(e) => {

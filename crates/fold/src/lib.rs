@@ -3,6 +3,7 @@
 //! ```text
 //!   worker     the loop: supervisor, members, clock
 //!   group      members and settings; conversation: members' messages; tick: timed work
+//!   turns      whose messages are next
 //!   member     one connection      lease   how long released slots are kept
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
@@ -40,6 +41,7 @@ mod table;
 #[cfg(test)]
 mod throughput_tests;
 mod tick;
+mod turns;
 mod upkeep;
 mod waiters;
 mod why;

@@ -20,12 +20,13 @@ use crate::table::MemberId;
 use act::DonationWindow;
 use api::control::Identity;
 use host::{Received, Seqpacket};
+use page::Fingerprint;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use wire::{DONATION_PAGES, FRAME_BYTES, FoldRun, Malformed, MemberStats, Pace, SlotRun, ToAgent, ToWorker};
+use wire::{DONATION_PAGES, FRAME_BYTES, FoldRun, Malformed, MemberStats, Pace, RestedRun, SlotRun, ToAgent, ToWorker};
 
 /// Most requests to fold that a member may have unanswered.
 pub const FOLDS_IN_FLIGHT: usize = 4;
@@ -105,9 +106,11 @@ pub struct Asked {
     pub since: Instant,
 }
 
-/// A member's message about slots that is still to be booked.
-#[derive(Clone, Copy, Debug)]
+/// A part of a member's message that is still to be booked.
+#[derive(Clone, Debug)]
 pub enum Booking {
+    /// These pages rest, and have these fingerprints.
+    Rested(Vec<RestedRun>, Vec<Fingerprint>),
     /// The member maps these slots since an earlier connection.
     Held(SlotRun),
     /// The member was born with these slots of a template.
@@ -176,7 +179,9 @@ pub struct Member {
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
-    /// Its claims and releases that are not booked yet. The worker hears nothing else of it before they are.
+    /// Processor time that its frames have taken lately: see `turns.rs`.
+    pub taken: Duration,
+    /// Its reports, claims and releases that are not booked yet. The worker hears nothing else of it before they are.
     pub backlog: VecDeque<Booking>,
 }
 
@@ -206,6 +211,7 @@ impl Member {
             again: Again { due: None, wait: AGAIN.0 },
             rests_until: None,
             reported: 0,
+            taken: Duration::ZERO,
             backlog: VecDeque::new(),
         })
     }

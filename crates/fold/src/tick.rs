@@ -5,6 +5,7 @@
 //! | leases | begins epochs and frees slots of epochs that have ended (`lease.rs`) |
 //! | departed members | forgets those whose leases are all over |
 //! | members | cuts off silent ones, stops waiting for late donations, asks for full reports |
+//! | turns | halves the times that members' messages have taken (`turns.rs`) |
 //! | plan | retries pages, reports a full pool, ends a clearing |
 //! | passes | goes on to the next part of the hash space (`index.rs`) |
 //! | segments | drops idle ones |
@@ -112,6 +113,7 @@ impl Group {
         self.tick_leases(now);
         self.tick_departed();
         self.tick_members(now);
+        self.tick_turns(now);
         self.tick_plan(now);
         self.tick_passes(now);
         self.tick_segments(now);

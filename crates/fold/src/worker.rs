@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The supervisor's end changes nothing for members. The worker waits for nobody in particular: every socket is
-//! non-blocking, and each turn of the loop reads a few frames of each.
+//! non-blocking, and each turn of the loop reads a few frames (`turns.rs`).
 //!
 //! A turn looks at all members. With hundreds of them, even those at rest say something many times a second. So while nothing
-//! is under way, the worker pauses between two turns, and collects what is said ([`pause_after`]).
+//! is under way, and all that was said is heard, the worker pauses between two turns, and collects what is said ([`pause_after`]).
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
@@ -74,16 +74,7 @@ struct Worker {
 /// The kernel does not let it wait for anything.
 pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32, prover: PathBuf) -> Result<()> {
     raise_file_limit();
-    let now = Instant::now();
-    let mut worker = Worker {
-        listener,
-        supervisor_uid,
-        supervisor: None,
-        group: Group::new(group, prover, now),
-        unused_since: now,
-        pause: Duration::ZERO,
-        buffer: vec![0; CONTROL_BYTES],
-    };
+    let mut worker = Worker::new(listener, Group::new(group, prover, Instant::now()), supervisor_uid);
     while !worker.is_over(Instant::now()) {
         worker.turn()?;
         std::thread::sleep(worker.pause);
@@ -109,6 +100,18 @@ fn pause_after(turn: Duration) -> Duration {
 }
 
 impl Worker {
+    fn new(listener: SeqpacketListener, group: Group, supervisor_uid: u32) -> Self {
+        Self {
+            listener,
+            supervisor_uid,
+            supervisor: None,
+            group,
+            unused_since: Instant::now(),
+            pause: Duration::ZERO,
+            buffer: vec![0; CONTROL_BYTES],
+        }
+    }
+
     fn is_over(&mut self, now: Instant) -> bool {
         if self.supervisor.is_some() || !self.group.is_idle() {
             self.unused_since = now;
@@ -117,7 +120,7 @@ impl Worker {
     }
 
     fn turn(&mut self) -> Result<()> {
-        let before = host::own_cpu_time();
+        let before = host::own_thread_cpu_time();
         let (listener, supervisor, members) = self.wait()?;
         if supervisor {
             self.hear_supervisor();
@@ -132,16 +135,14 @@ impl Worker {
             let now = Instant::now();
             self.group.members.values_mut().for_each(|member| member.wait_from(now));
         }
-        for member in members {
-            self.group.hear(member, &mut self.buffer[..FRAME_BYTES], Instant::now());
-        }
+        let more_waits = self.group.hear_in_turn(members, &mut self.buffer[..FRAME_BYTES]);
         let now = Instant::now();
         self.group.tick(now);
         self.group.proofs.go_on(&mut self.group.planner.pool, now);
         self.group.speak(now);
         self.tell_supervisor();
-        let took = host::own_cpu_time().saturating_sub(before);
-        let is_at_rest = self.until_due(Instant::now()) > TICK;
+        let took = host::own_thread_cpu_time().saturating_sub(before);
+        let is_at_rest = !more_waits && self.until_due(Instant::now()) > TICK;
         self.pause = if is_at_rest { pause_after(took) } else { Duration::ZERO };
         Ok(())
     }
@@ -225,6 +226,10 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "turns_tests.rs"]
+mod turns_tests;
 
 #[cfg(test)]
 mod tests {

@@ -68,7 +68,7 @@ pub use memory_files::{proc_file, thread_with_memory};
 pub use memory_limits::MemoryLimits;
 pub use mounts::{filesystem_of_mount, filesystem_of_mount_of, has_proc, proc_hides_processes, proc_is_ours};
 pub use named_file::read_file_of;
-pub use own_cpu::own_cpu_time;
+pub use own_cpu::{own_cpu_time, own_thread_cpu_time};
 pub use own_socket::{USERS, own_socket};
 pub use pace::Pace;
 pub use page::PageRange;

@@ -1,0 +1,212 @@
+//! A worker whose turns are taken one by one, beside agents: what part of its time a member has that floods.
+
+#[path = "../tests/world/agent.rs"]
+mod agent;
+
+use super::*;
+use agent::Agent;
+use api::control::{Identity, Settings};
+use page::{Fingerprint, HostVirt};
+use wire::{RestedRun, ToWorker};
+
+/// Pages of each of the members that fold, which hold the same.
+const PAGES: u64 = 4096;
+/// Pages that each reports at a time.
+const REPORTED: u64 = 512;
+/// Processor time that a flood has taken before: 10 s, of which what is more than others counts to a bound.
+const LONG: Duration = Duration::from_secs(10);
+/// Most time in which members fold beside a flood, for one unit of time without it.
+const BAR: f64 = 1.1;
+/// Tries, of which the least times count: whatever else the processors do makes them longer.
+const TRIES: usize = 7;
+
+struct Scene {
+    worker: Worker,
+    agents: Vec<(MemberId, Agent)>,
+    next_frame: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Scene {
+    /// A worker with so many members.
+    fn new(members: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = SeqpacketListener::bind(&dir.path().join("worker"), host::Files::Taken).unwrap();
+        let group = Group::new("acme", dir.path().join("prover"), Instant::now());
+        let mut scene = Self { worker: Worker::new(listener, group, 0), agents: Vec::new(), next_frame: 0, _dir: dir };
+        let settings = Settings::default();
+        scene.worker.group.obey(Order::Take { settings, segments: Vec::new() }, Vec::new(), Instant::now());
+        (0..members).for_each(|n| scene.admit(900_000 + n));
+        scene
+    }
+
+    /// Admits a connection of this process, and has it greet.
+    fn admit(&mut self, pid: u32) {
+        let (ours, theirs) = Seqpacket::pair().unwrap();
+        let identity = Identity { name: pid.to_string(), pid, started: 1 };
+        self.worker.group.obey(Order::Admit(identity), vec![theirs.into()], Instant::now());
+        let mut agent = Agent::new(ours);
+        agent.hello();
+        while agent.lease.is_none() || agent.pace.is_none() {
+            self.worker.turn().unwrap();
+            agent.serve();
+        }
+        let id = *self.worker.group.members.last_key_value().expect("a member").0;
+        self.agents.push((id, agent));
+    }
+
+    fn taken(&self, n: usize) -> Duration {
+        self.worker.group.members[&self.agents[n].0].taken
+    }
+
+    /// Fills a member's connection with reports of so many pages each, which nobody else has.
+    fn flood(&mut self, n: usize, pages: u16) {
+        loop {
+            let (first, mut frame) = (self.next_frame * 4096, Vec::new());
+            let run = RestedRun { start: HostVirt((1 << 40) + (first << 12)), pages, huge: false };
+            let print = |page: u64| Fingerprint((first + page).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            ToWorker::Rested(vec![run], (0..pages.into()).map(print).collect()).encode(&mut frame);
+            if !matches!(self.agents[n].1.socket.send(&frame, &[]), Ok(true)) {
+                return;
+            }
+            self.next_frame += 1;
+        }
+    }
+
+    /// Has the first two members fold, and returns the worker's time until then, and that of the third member, which floods.
+    fn fold_beside_flood(&mut self) -> (Duration, Duration) {
+        let (mut reported, mut all, mut of_flood) = (0, Duration::ZERO, Duration::ZERO);
+        while self.agents[..2].iter().any(|(_, agent)| (agent.mapped.len() as u64) < PAGES) {
+            for (_, agent) in self.agents[..2].iter_mut().filter(|_| reported < PAGES) {
+                agent.rest(1 + reported, 1 + reported..=reported + REPORTED);
+            }
+            reported += REPORTED;
+            let floods = self.agents.len() > 2;
+            if floods {
+                self.flood(2, 4096);
+            }
+            let (before, heard) = (host::own_thread_cpu_time(), if floods { self.taken(2) } else { Duration::ZERO });
+            self.worker.turn().unwrap();
+            all += host::own_thread_cpu_time() - before;
+            of_flood += if floods { self.taken(2).saturating_sub(heard) } else { Duration::ZERO };
+            self.agents[..2].iter_mut().for_each(|(_, agent)| agent.serve());
+        }
+        self.agents[..2].iter().for_each(|(_, agent)| agent.check());
+        (all, of_flood)
+    }
+}
+
+/// It had as large a part of the worker's time as any other: eight frames in turn, of up to 4096 pages each.
+#[test]
+fn members_fold_beside_flood_in_little_more_time_than_without() {
+    let (mut least, mut shown) = ([Duration::MAX; 2], Vec::new());
+    for _ in 0..TRIES {
+        let mut scene = Scene::new(3);
+        let flood = scene.agents[2].0;
+        scene.worker.group.took(flood, LONG);
+        scene.flood(2, 4096);
+        scene.worker.turn().unwrap();
+        assert!(scene.taken(2) < LONG / 10, "{:?}", scene.taken(2));
+        let (beside, of_flood) = scene.fold_beside_flood();
+        let (without, _) = Scene::new(2).fold_beside_flood();
+        assert!(of_flood > Duration::ZERO, "it is heard now and then");
+        let part = beside.as_secs_f64() / (beside - of_flood).as_secs_f64();
+        assert!(part <= BAR, "{of_flood:?} of {beside:?} are the flood's");
+        least = [least[0].min(beside), least[1].min(without)];
+        shown.push(least[0].as_secs_f64() / least[1].as_secs_f64());
+        eprintln!("{beside:?} beside a flood, of which it had {of_flood:?}; {without:?} without; ratios {shown:?}");
+        if shown.last().is_some_and(|ratio| *ratio <= BAR) {
+            return;
+        }
+    }
+    panic!("ratios of the least times: {shown:?}");
+}
+
+/// A pause collects what will be said. Frames that were there waited for a quarter of a second, eight at a time.
+#[test]
+fn no_pause_follows_while_frames_wait() {
+    let mut scene = Scene::new(1);
+    scene.worker.turn().unwrap();
+    for _ in 0..10 {
+        scene.flood(0, 512);
+        scene.worker.turn().unwrap();
+        assert_eq!(scene.worker.pause, Duration::ZERO);
+    }
+}
+
+fn members_of(group: &Group) -> Vec<MemberId> {
+    group.members.keys().copied().collect()
+}
+
+#[test]
+fn others_have_a_small_part_while_those_speak_that_have_taken_least() {
+    let mut scene = Scene::new(4);
+    let group = &mut scene.worker.group;
+    let ids = members_of(group);
+    ids[1..].iter().for_each(|id| group.took(*id, LONG));
+    group.turn(ids[1..].to_vec());
+    let (mut first, mut others) = (Duration::ZERO, [0; 4]);
+    while first < Duration::from_millis(150) {
+        let turn = group.turn(ids.clone());
+        assert_eq!((&turn.first[..], turn.others_wait), (&ids[..1], true));
+        group.took_in_turn(ids[0], Duration::from_micros(100), &turn);
+        first += Duration::from_micros(100);
+        if let Some(id) = turn.other {
+            group.took_in_turn(id, Duration::from_micros(300), &turn);
+            others[ids.iter().position(|one| *one == id).unwrap()] += 1;
+        }
+    }
+    assert!(others[0] == 0 && others[1..].iter().all(|times| (4..=6).contains(times)), "{others:?}");
+}
+
+/// It goes first, however many members come one after the other, for no longer than that.
+#[test]
+fn new_member_that_speaks_all_the_time_is_alike_after_a_quarter_of_a_second() {
+    let mut scene = Scene::new(3);
+    let group = &mut scene.worker.group;
+    let (ids, step) = (members_of(group), Duration::from_millis(1));
+    ids[..2].iter().for_each(|id| group.took(*id, LONG));
+    group.turn(ids[..2].to_vec());
+    let mut alone = Duration::ZERO;
+    loop {
+        let turn = group.turn(ids.clone());
+        if turn.first.len() == 3 {
+            break;
+        }
+        group.took_in_turn(ids[2], step, &turn);
+        alone += step;
+    }
+    assert!((100..250).contains(&alone.as_millis()), "{alone:?}");
+}
+
+#[test]
+fn members_that_speak_all_the_time_have_equal_parts() {
+    let mut scene = Scene::new(3);
+    let group = &mut scene.worker.group;
+    let (ids, costs, mut taken) = (members_of(group), [1, 4, 9], [0; 3]);
+    for _ in 0..20_000 {
+        let turn = group.turn(ids.clone());
+        for id in turn.first.iter().chain(&turn.other) {
+            let n = ids.iter().position(|one| one == id).unwrap();
+            group.took_in_turn(*id, Duration::from_millis(costs[n]), &turn);
+            taken[n] += costs[n];
+        }
+    }
+    let (most, least) = (taken.iter().max().unwrap(), taken.iter().min().unwrap());
+    assert!(*least > 10_000 && most - least < 1000, "{taken:?} ms");
+}
+
+#[test]
+fn time_is_forgiven_and_stays_with_a_process_that_connects_anew() {
+    let mut scene = Scene::new(1);
+    let id = scene.agents[0].0;
+    let taken = Duration::from_millis(200);
+    scene.worker.group.took(id, taken);
+    scene.admit(900_000);
+    assert!(scene.agents[1].0 != id && scene.taken(1) >= taken, "{:?}", scene.taken(1));
+    let before = scene.taken(1);
+    let later = Instant::now() + 2 * LONG;
+    scene.worker.group.tick_turns(later);
+    scene.worker.group.tick_turns(later);
+    assert_eq!(scene.taken(1), before / 2, "once in a half-life");
+}
