@@ -406,6 +406,7 @@ impl Request<'_> {
         let name = format!("process {} of {}", id.pid, member.group);
         self.registry.promise(|room, memory| room.promise_all(&name, needed, memory, Instant::now()))?;
         if !member.was_attached() && !self.registry.group(&member.group).take_out(member.identity.clone()) {
+            self.registry.room.take_back(&name);
             return Err(format!("the worker of group {} cannot be told at the moment; try again", member.group));
         }
         if for_good {
@@ -757,6 +758,10 @@ fn makes_private(settings: &Settings, change: &Change) -> bool {
     let separates = change.intra_member_only == Some(true) && !settings.intra_member_only;
     change.fold == Some(Fold::Unfold) || separates
 }
+
+#[cfg(test)]
+#[path = "leave_tests.rs"]
+mod leave_tests;
 
 #[cfg(test)]
 mod tests {

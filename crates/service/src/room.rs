@@ -116,6 +116,11 @@ impl Room {
         Ok((needs.members.iter().map(give).collect(), time))
     }
 
+    /// Ends a promise of which nothing is used.
+    pub fn take_back(&mut self, group: &str) {
+        self.0.remove(group);
+    }
+
     /// Memory that a group can be promised.
     fn free(&mut self, group: &str, memory: Memory, now: Instant) -> u64 {
         self.0.retain(|_, promise| promise.rests_until() > now);
