@@ -317,7 +317,10 @@ impl Supervisor {
             let how = member.family.as_ref().map_or_else(|| "by a rule".to_owned(), |f| format!("forked by {f}"));
             note!("group {}: process {} is member {}, {how}", member.group, process.pid, member.identity.name);
         }
-        self.limits_due = Instant::now();
+        if !member.connected {
+            // Its memory limits count from its first connection on. Further ones change none.
+            self.limits_due = Instant::now();
+        }
         let group = self.registry.group(&member.group);
         group.idle_since = None;
         if !group.admit(member.identity, socket) {
