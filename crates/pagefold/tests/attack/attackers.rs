@@ -1,8 +1,8 @@
 //! Those who attack: users of the host without a member, members that lie, and one that thrashes in its control group.
 
-use crate::common::Afterwards;
 use crate::common::service::{Member, Service, small_memory, torture};
 use crate::common::supervised::Fake;
+use crate::common::{self, Afterwards};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -102,6 +102,33 @@ impl Attackers {
         Self { fakes: (0..count).map(spins).collect(), members: Vec::new(), _memory: None }
     }
 
+    /// As many liars that are members of another program, which reads what they send and does nothing with it.
+    pub fn elsewhere(service: &Service) -> Self {
+        let mut drain = fake(service, &[]);
+        let socket = parent(service).join("drain.sock");
+        let socket = socket.to_str().expect("a plain path");
+        let _ = fs::remove_file(socket);
+        assert_eq!(drain.tell(&format!("drain {socket}")), "ok");
+        let program = torture();
+        let liar = |lie| {
+            let words = [&IDLE[..], &lying(&program, socket, lie), &["--until-hangup"]].concat();
+            let (variable, token) = service.mark();
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).env(variable, token);
+            Member::spawn(command, &format!("elsewhere-{lie}"), &parent(service))
+        };
+        Self { fakes: vec![drain], members: LIES.map(liar).into(), _memory: None }.that_have_begun()
+    }
+
+    /// Waits until all members run the programs that attack: to start these takes time, too.
+    pub fn that_have_begun(self) -> Self {
+        let name = |member: &Member| fs::read_to_string(format!("/proc/{}/comm", member.pid())).unwrap_or_default();
+        common::service::until(60, "liars have begun", || {
+            self.members.iter().all(|member| name(member) == "torture\n")
+        });
+        self
+    }
+
     /// Ends them. Each has attacked until then.
     pub fn end(mut self, service: &Service) {
         self.members.iter_mut().for_each(Member::assert_is_well);
@@ -156,6 +183,11 @@ fn sockets(dir: &Path) -> Vec<PathBuf> {
 /// A member of acme that lies until it is ended.
 fn liar(service: &Service, lie: &str) -> Member {
     let (socket, torture) = (service.agent_socket(), torture());
-    let words = ["env", "-u", "LD_PRELOAD", &torture, "hostile", "--socket", &socket, "--lie", lie];
+    let words = lying(&torture, &socket, lie);
     service.run("acme", &format!("liar-{lie}"), &[], &[&IDLE[..], &words, &["--until-hangup"]].concat())
+}
+
+/// The words that begin a liar.
+fn lying<'a>(torture: &'a str, socket: &'a str, lie: &'a str) -> [&'a str; 9] {
+    ["env", "-u", "LD_PRELOAD", torture, "hostile", "--socket", socket, "--lie", lie]
 }

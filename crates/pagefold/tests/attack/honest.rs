@@ -128,19 +128,33 @@ pub struct Turn {
     pub answer_s: f64,
     /// Median of the times that other programs took to hand a byte on, between these.
     pub echo_s: f64,
+    /// Processor time that the supervisor and both workers took until all was folded.
+    pub cpu_s: f64,
 }
 
 impl Turn {
     pub fn take(service: &Service) -> Self {
         let mut honest = Honest::join(service, "comes");
-        let began = Instant::now();
+        let workers = GROUPS.into_iter().filter_map(|group| service.worker_pid(group));
+        let pids: Vec<u32> = std::iter::once(service.supervisor_pid()).chain(workers).collect();
+        let (began, cpu_before) = (Instant::now(), cpu_s(&pids));
         let [answers, echoes] = honest.until_folded(service);
-        let fold_s = began.elapsed().as_secs_f64();
+        let (fold_s, cpu_s) = (began.elapsed().as_secs_f64(), cpu_s(&pids) - cpu_before);
         let stalls = honest.tell(&format!("write x 0 {PAGES}"));
         honest.check();
         let stalls = stalls.iter().map(|time| time.parse().expect("a number of nanoseconds")).collect();
-        Self { fold_s, stall_ns: median(stalls), answer_s: median(answers), echo_s: median(echoes) }
+        Self { fold_s, stall_ns: median(stalls), answer_s: median(answers), echo_s: median(echoes), cpu_s }
     }
+}
+
+/// Processor time of all threads of these processes, in seconds.
+fn cpu_s(pids: &[u32]) -> f64 {
+    let threads = pids.iter().flat_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten());
+    let ns = threads.filter_map(|thread| {
+        let told = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        told.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    ns.sum::<f64>() / 1e9
 }
 
 pub fn median(mut values: Vec<f64>) -> f64 {

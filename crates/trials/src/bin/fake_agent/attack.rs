@@ -10,7 +10,7 @@
 //! | `hello` | beginnings of members that are none |
 //! | `spin` | nothing: it takes a processor as an attack does, which is what an attack is compared with |
 
-use host::{Files, Pace, Seqpacket, SeqpacketListener};
+use host::{Files, Pace, Received, Seqpacket, SeqpacketListener};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -39,6 +39,32 @@ pub fn sink(path: &str) -> Result<(), String> {
                 pace.count(now);
             } else {
                 thread::sleep(pace.due(now).map_or(FULL, |due| due.saturating_duration_since(now)));
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Listens at a path in the place of a worker, until this process ends. It reads what members send, a frame of each in turn, and does
+/// nothing with it. It hangs up on those who send what is no message.
+pub fn drain(path: &str) -> Result<(), String> {
+    let listener = SeqpacketListener::bind(Path::new(path), Files::Refused).map_err(|e| e.to_string())?;
+    thread::spawn(move || {
+        let (mut open, mut buffer): (Vec<Seqpacket>, _) = (Vec::new(), vec![0; wire::FRAME_BYTES]);
+        loop {
+            let before = open.len();
+            open.extend(listener.accept().ok().flatten());
+            let mut is_idle = open.len() == before;
+            open.retain(|socket| match socket.receive_bare(&mut buffer) {
+                Ok(Received::Frame(bytes)) => {
+                    is_idle = false;
+                    wire::ToWorker::decode(&buffer[..bytes]).is_ok()
+                }
+                Ok(Received::Nothing) => true,
+                Ok(Received::Closed) | Err(_) => false,
+            });
+            if is_idle {
+                thread::sleep(FULL);
             }
         }
     });

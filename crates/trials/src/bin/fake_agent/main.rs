@@ -11,6 +11,7 @@
 //! crowd PATH N    opens N connections, and answers how many of them are open when no more are closed
 //! become UID      becomes that user
 //! attack KIND PATH  attacks a socket until this process ends, see attack.rs
+//! drain PATH      reads there what members say, and does nothing with it, until this process ends
 //! sink PATH       accepts connections there as slowly as a service does, and closes them, until this process ends
 //! ```
 //!
@@ -177,6 +178,7 @@ impl Fake {
             ["ask", path, question] => ask(path, question),
             ["child", path] => Ok(child(path)),
             ["prove", path] => prove(path),
+            ["drain", path] => attack::drain(path).and_then(|()| ok()),
             ["sink", path] => attack::sink(path).and_then(|()| ok()),
             ["attack", kind, path] => attack::begin(kind, path).and_then(|()| ok()),
             ["crowd", path, count] => crowd(path, count),
