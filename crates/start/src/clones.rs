@@ -1,7 +1,10 @@
 //! The directory of clones, and making them: `DIR/NAME/`, each with `clone.json` and QEMU's sockets.
 
+mod awaited;
 mod job;
 mod saved;
+
+pub(crate) use awaited::MEMORY;
 
 use crate::folding::{Folding, release};
 use crate::machine::QMP;
@@ -112,7 +115,9 @@ impl Clones {
         for dir in entries(&self.dir)? {
             match Record::read(&dir) {
                 Some(clone) if clone.state == State::Starting && has_starter(&clone) => living.push(clone),
-                Some(clone) if clone.state != State::Starting && clone.is_alive() => living.push(clone),
+                Some(clone) if clone.state != State::Starting && clone.is_alive() => {
+                    living.push(saved::let_go_on(clone, &dir))
+                }
                 found => {
                     vmm::end_those_of(&dir);
                     remove_dir(&dir)?;
@@ -139,6 +144,16 @@ impl Clones {
     /// # Errors
     /// The template is damaged or needs another host, a name is taken, QEMU fails, or a clone is not confirmed.
     pub fn make(&self, wanted: &Wanted) -> anyhow::Result<Vec<Cloned>> {
+        let device = self.check(wanted)?;
+        let (memory, slots) = self.reserve(wanted, true)?;
+        let job = Job { clones: self, wanted, device: &device, memory: &memory };
+        let made = job.run(slots);
+        let made = made.and_then(|made| job.keep_warm().map(|()| made));
+        made.with_context(|| format!("no clone of {} is handed out", wanted.template.name))
+    }
+
+    /// The device state for clones, if there may be any.
+    fn check(&self, wanted: &Wanted) -> anyhow::Result<Vec<u8>> {
         let template = wanted.template;
         if is_unwanted(wanted.dir) {
             let text = format!("template {} is to be removed when its clones have ended", template.name);
@@ -156,16 +171,12 @@ impl Clones {
         template.check(wanted.dir)?;
         let device = template.device(wanted.dir)?;
         private_dir(&self.dir)?;
-        let (memory, slots) = self.reserve(wanted)?;
-        let job = Job { clones: self, wanted, device: &device, memory: &memory };
-        let made = job.run(slots);
-        let made = made.and_then(|made| job.keep_warm().map(|()| made));
-        made.with_context(|| format!("no clone of {} is handed out", template.name))
+        Ok(device)
     }
 
-    /// Takes names for clones, and the memory that they will map.
-    fn reserve(&self, wanted: &Wanted) -> anyhow::Result<(fs::File, Vec<Slot>)> {
-        let mut slots = self.take_names(wanted)?;
+    /// Takes names for clones, and the memory that they will map. `may_wait`: a machine that waits may become one of them.
+    fn reserve(&self, wanted: &Wanted, may_wait: bool) -> anyhow::Result<(fs::File, Vec<Slot>)> {
+        let mut slots = self.take_names(wanted, may_wait)?;
         let memory = self.take_memory(wanted, &mut slots);
         if memory.is_err() {
             slots.iter().try_for_each(|slot| self.forget(&slot.record))?;
@@ -174,14 +185,14 @@ impl Clones {
     }
 
     /// Takes names, and machines that wait.
-    fn take_names(&self, wanted: &Wanted) -> anyhow::Result<Vec<Slot>> {
+    fn take_names(&self, wanted: &Wanted, may_wait: bool) -> anyhow::Result<Vec<Slot>> {
         let _lock = lock(&self.dir)?;
         let living = self.tidy()?;
         let taken: BTreeSet<String> = living.iter().map(|clone| clone.name.clone()).collect();
         let names = names::deal(wanted.names, wanted.count, &taken)?;
         let service = wanted.folding.map(Folding::dir);
         let is_alike = |clone: &Record| clone.is_of(wanted.template) && clone.service.as_deref() == service;
-        let mut warm = living.iter().filter(|clone| clone.state == State::Warm && is_alike(clone));
+        let mut warm = living.iter().filter(|clone| may_wait && clone.state == State::Warm && is_alike(clone));
         let mut slots = Vec::with_capacity(names.len());
         for name in names {
             let dir = self.dir_of(&name);
@@ -232,6 +243,7 @@ impl Clones {
     /// # Errors
     /// As for [`Self::make`]. The clone is ended then.
     pub fn roll_back(&self, clone: &Record, wanted: &Wanted) -> anyhow::Result<Cloned> {
+        clone.check_own_machine("put back")?;
         let device = wanted.template.device(wanted.dir)?;
         wanted.template.check(wanted.dir)?;
         let dir = self.dir_of(&clone.name);
@@ -266,6 +278,8 @@ impl Record {
             starter: Some(ProcessId::of(std::process::id())?),
             memory: None,
             service: wanted.folding.map(|folding| folding.dir().to_owned()),
+            started_elsewhere: false,
+            saver: None,
             identity: None,
         })
     }

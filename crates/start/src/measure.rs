@@ -82,6 +82,16 @@ impl Stock<'_> {
         Ok((machine, begin.elapsed()))
     }
 
+    /// Copies the template's memory into a memory file so often, one after the other, and lets each go. Returns the time that it took.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what it was.
+    pub fn copy_memory(&self, count: usize) -> anyhow::Result<Duration> {
+        let begin = Instant::now();
+        (0..count).try_for_each(|_| memory::load(self.template, self.template_dir, "copy").map(drop))?;
+        Ok(begin.elapsed())
+    }
+
     /// Clones the guest as stock QEMU does. It is started as it was booted, and `cat` reads the state. Each step is made for all
     /// clones in turn. Returns the machines, and the time until a command has run inside each.
     ///

@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Seals of a template's memory: its content and size stay as they are.
 pub(crate) const SEALS: SealFlags = SealFlags::WRITE
@@ -32,6 +33,12 @@ pub struct FileId {
     pub device: u64,
     /// Number of its inode.
     pub inode: u64,
+}
+
+impl FileId {
+    fn of(meta: &std::fs::Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino() }
+    }
 }
 
 /// A memory file that guests can write, of this size.
@@ -80,11 +87,17 @@ pub(crate) fn of(
     Ok(file)
 }
 
-/// The memory of a living clone. The record says which file that is: a process that has put another one in its place has
-/// nothing to give.
+/// The memory of a living clone, by a descriptor of its machine's, or of the process that waits for one. The record says which file that
+/// is: a process that has put another one in its place has nothing to give.
 pub(crate) fn borrow(clone: &Record) -> Option<File> {
-    let process = clone.process.filter(host::ProcessId::is_alive)?;
-    let file = File::open(format!("/proc/{}/fd/0", process.pid)).ok()?;
+    let holder = clone.process.or(clone.starter.filter(|_| clone.started_elsewhere));
+    let process = holder.filter(host::ProcessId::is_alive)?;
+    let files = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).ok()?.flatten().map(|entry| entry.path());
+    // To look at a file of another kind may wait for its server, and to open one for a writer.
+    let is_memory =
+        |path: &PathBuf| std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:"));
+    let is_named = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| Some(FileId::of(&meta)) == clone.memory);
+    let file = File::open(files.filter(is_memory).find(is_named)?).ok()?;
     let is_it = id_of(&file).ok() == clone.memory && fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
     is_it.then_some(file)
 }

@@ -6,6 +6,7 @@
 //!                        |  |        +-- warm: loaded and stopped, waits to be a clone
 //!                        |  +-- rolled back
 //!                        +-- starter gone: the process, if there is one, is ended, and the directory removed
+//!                  running, stopped while it is saved -- saver gone: goes on as soon as anybody looks
 //! ```
 
 use crate::identities::Identity;
@@ -13,6 +14,7 @@ use crate::machine::NAME;
 use crate::memory::FileId;
 use crate::place::replace;
 use crate::template::Template;
+use cli::exit::Stop;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -56,6 +58,12 @@ pub struct Record {
     /// The directory of the service that folds it; `None` where none does.
     #[serde(default)]
     pub service: Option<PathBuf>,
+    /// Whether somebody else starts its machine: see `clones/awaited.rs`.
+    #[serde(default)]
+    pub started_elsewhere: bool,
+    /// The process that writes it to a file, and has stopped it meanwhile.
+    #[serde(default)]
+    pub saver: Option<ProcessId>,
     /// Names and numbers that make it another than its siblings.
     pub identity: Option<Identity>,
 }
@@ -80,6 +88,16 @@ impl Record {
         let run: [&str; 9] =
             [cli::OWN_PROGRAM, "run", "--group", &self.group, "--name", NAME, "--service", &service, "--"];
         run.map(str::to_owned).into_iter().chain(words.iter().cloned()).collect()
+    }
+
+    /// An error if this program cannot start its machine again.
+    pub(crate) fn check_own_machine(&self, done: &str) -> anyhow::Result<()> {
+        if !self.started_elsewhere {
+            return Ok(());
+        }
+        let text =
+            format!("{} cannot be {done}: its machine was started elsewhere, with options of its own", self.name);
+        Err(Stop::Usage(format!("{text}; end it, and start it again there")).into())
     }
 
     /// Whether its QEMU runs.

@@ -76,6 +76,11 @@ pub(crate) fn wait_for(
     }
 }
 
+/// Whether a machine runs.
+pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    Ok(qmp.execute("query-status", serde_json::json!({}))?["running"] == true)
+}
+
 /// Has QEMU leave out memory that it shares with a file when it writes or reads its state, or not any more. Writer and reader
 /// must agree.
 pub(crate) fn leave_out_memory(qmp: &mut Qmp, leave_out: bool) -> Result<(), QmpError> {

@@ -7,7 +7,7 @@ use cli::exit::{Outcome, Stop};
 use cli::output;
 use report::{Align, Table};
 use serde_json::json;
-use start::{Cloned, Clones, Folding, Record, State, Store, Wanted};
+use start::{Cloned, Clones, Folding, Record, Starter, State, Store, Wanted};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ again, with everybody in the group. It keeps the template's memory until the las
 
 Examples:
   pagefold clone web --count 10 --group acme
-  pagefold clone web --count 3 --group acme --name 'shop-%d' --json")]
+  pagefold clone web --count 3 --group acme --name 'shop-%d' --json
+  pagefold clone web --group acme --name shop-9 --snippet libvirt > shop-9.sh")]
 pub struct CloneArgs {
     /// The template
     template: String,
@@ -44,10 +45,24 @@ pub struct CloneArgs {
     /// Start clones that are no members, also where a service serves the group
     #[arg(long, conflicts_with = "service")]
     no_fold: bool,
+    /// Print a script by which something else starts the clone's QEMU: a command line, libvirt, or Proxmox VE
+    #[arg(long, value_name = "WHO", requires = "name", conflicts_with_all = ["count", "warm"])]
+    snippet: Option<By>,
+    /// Hold the memory for a QEMU that such a script starts, and let it go on as this clone
+    #[arg(long = "await", requires = "name", conflicts_with_all = ["count", "warm", "snippet"])]
+    is_awaited: bool,
     #[command(flatten)]
     service: Which,
     #[command(flatten)]
     how: How,
+}
+
+/// The one who starts a clone's QEMU.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum By {
+    Command,
+    Libvirt,
+    Proxmox,
 }
 
 /// Options that all commands have which start clones.
@@ -126,10 +141,12 @@ fn places() -> (Store, Clones) {
 pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
     let (store, clones) = places();
     let (template, dir) = store.find(&args.group, &args.template)?;
-    let folding = if args.no_fold { None } else { Folding::find(&args.service.meant(), &args.group)? };
+    // Proxmox VE starts QEMU by itself.
+    let is_folded = !args.no_fold && !matches!(args.snippet, Some(By::Proxmox));
+    let folding = if !is_folded { None } else { Folding::find(&args.service.meant(), &args.group)? };
     host::note_interrupts()?;
     let names = args.name.clone().unwrap_or_else(|| format!("{}-%d", template.name));
-    let made = clones.make(&Wanted {
+    let wanted = Wanted {
         template: &template,
         dir: &dir,
         count: args.count as usize,
@@ -138,8 +155,31 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
         allow_unconfirmed: args.allow_unconfirmed,
         patience: Duration::from_secs(args.how.timeout),
         folding: folding.as_ref(),
-    })?;
+    };
+    if let Some(by) = args.snippet {
+        return print_snippet(&clones.snippet(&wanted, by.starter())?, args.how.json);
+    }
+    let made = if args.is_awaited { vec![clones.wait_for(&wanted)?] } else { clones.make(&wanted)? };
     print(&made, args.how.json)
+}
+
+impl By {
+    const fn starter(self) -> Starter {
+        match self {
+            Self::Command => Starter::Command,
+            Self::Libvirt => Starter::Libvirt,
+            Self::Proxmox => Starter::Proxmox,
+        }
+    }
+}
+
+fn print_snippet(script: &str, as_json: bool) -> anyhow::Result<Outcome> {
+    if as_json {
+        output::line(serde_json::to_string_pretty(&json!({"snippet": script}))?)?;
+    } else {
+        output::bytes(script.as_bytes())?;
+    }
+    Ok(Outcome::Done)
 }
 
 /// Runs `pagefold rollback`.

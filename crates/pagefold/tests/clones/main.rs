@@ -5,6 +5,7 @@ mod common;
 
 mod failures;
 mod identity;
+mod interrupted;
 mod rig;
 mod rollback;
 mod saved;

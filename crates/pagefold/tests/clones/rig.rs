@@ -41,7 +41,12 @@ impl Rig {
     }
 
     pub fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+        self.program(env!("CARGO_BIN_EXE_pagefold"), words)
+    }
+
+    /// A program that finds templates and clones as `pagefold` does.
+    pub fn program(&self, program: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.args(words);
         command.env("PAGEFOLD_TEMPLATES", self.templates()).env("PAGEFOLD_CLONES", self.clones());
         command.envs(self.env.iter().map(|(variable, value)| (variable, value)));

@@ -93,25 +93,34 @@ impl Job<'_> {
             Some(process) => vmm::connect(&slot.dir, &process, deadline)?,
             None => self.load(slot, deadline)?,
         };
-        let hand = Hand {
+        self.hand().out(slot, qmp, begin)
+    }
+
+    /// How machines are handed out.
+    pub(super) const fn hand(&self) -> Hand {
+        Hand {
             has_helper: self.wanted.template.has_helper,
             allow_unconfirmed: self.wanted.allow_unconfirmed,
             patience: self.wanted.patience,
-        };
-        hand.out(slot, qmp, begin)
+        }
     }
 
     /// Starts a machine, and has it read the device state. It is stopped then.
     fn load(&self, slot: &mut Slot, deadline: Instant) -> anyhow::Result<Qmp> {
         let disk = self.wanted.dir.join("disk");
         let mut qmp = start(self.clones, slot, &self.wanted.template.words, &disk, Some(self.memory), deadline)?;
-        vmm::leave_out_memory(&mut qmp, true)?;
-        let socket = slot.dir.join(STATE_SOCKET);
+        self.give_state(&mut qmp, &slot.dir, deadline)?;
+        Ok(qmp)
+    }
+
+    /// Has a machine read the device state. It is stopped then: its state says so.
+    pub(super) fn give_state(&self, qmp: &mut Qmp, dir: &Path, deadline: Instant) -> anyhow::Result<()> {
+        vmm::leave_out_memory(qmp, true)?;
+        let socket = dir.join(STATE_SOCKET);
         qmp.execute("migrate-incoming", json!({"uri": format!("unix:{}", socket.display())}))?;
         let give = || UnixStream::connect(&socket)?.write_all(self.device);
         give().context("QEMU does not take the device state")?;
-        wait_loaded(&mut qmp, &slot.dir, deadline)?;
-        Ok(qmp)
+        wait_loaded(qmp, dir, deadline)
     }
 
     /// Loads machines for later requests, until as many are there as this request wants.
@@ -178,7 +187,7 @@ impl Job<'_> {
     }
 
     /// Ends the processes when this one is told to end: whatever waits for them sees that they are gone.
-    fn end_if_interrupted(&self, dirs: &[PathBuf], stop: &AtomicBool, done: &AtomicBool) {
+    pub(super) fn end_if_interrupted(&self, dirs: &[PathBuf], stop: &AtomicBool, done: &AtomicBool) {
         while !done.load(Ordering::SeqCst) {
             if host::interrupted().is_some() {
                 stop.store(true, Ordering::SeqCst);
@@ -232,6 +241,9 @@ impl Hand {
         let mut helper = Helper::connect(&slot.dir, &process, deadline)?;
         // The line is there before the guest goes on, so that it finds it at once.
         helper.send(&identity)?;
+        if slot.record.started_elsewhere && vmm::is_running(&mut qmp)? {
+            bail!("somebody has let it go on before it was another than its siblings: start it paused");
+        }
         qmp.execute("cont", json!({}))?;
         drop(qmp);
         let answer = if self.has_helper { helper.confirm(&identity, deadline)? } else { None };

@@ -16,7 +16,7 @@ use crate::template::{Template, Vmm};
 use crate::vmm;
 use anyhow::{Context, bail};
 use cli::exit::Stop;
-use guest::qmp::Qmp;
+use guest::qmp::{Qmp, QmpError};
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -24,6 +24,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// First word of the file.
@@ -32,6 +33,10 @@ const MAGIC: &str = "pagefold-saved-1 ";
 const HEADER_BYTES: u64 = 1 << 20;
 /// Longest time for a state to be written: 600 s.
 const WRITING: Duration = Duration::from_secs(600);
+
+/// Longest time for a clone to go on whose state was being written: 10 s. Interval between two attempts: 20 ms.
+const GOING_ON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_millis(20);
 
 /// The first line.
 #[derive(Serialize, Deserialize)]
@@ -49,12 +54,24 @@ impl Clones {
     /// # Errors
     /// It has a disk that it may have written: that is not in the state. Or the file cannot be written.
     pub fn save(&self, clone: &Record, template: &Template, dir: &Path, file: &Path) -> anyhow::Result<()> {
+        clone.check_own_machine("saved")?;
         if template.disk.is_some() {
             let text = format!("{} has a disk, whose writes go to a file without a name that ends with it", clone.name);
             return Err(Stop::Usage(format!("{text}: shut it down, or make a template of it")).into());
         }
         let process = clone.process.context("a clone that lives has a process")?;
-        write_file(file, &header(clone, template, dir), |part| write(&self.dir_of(&clone.name), &process, part))
+        self.note_saver(&clone.name, Some(ProcessId::of(std::process::id())?))?;
+        let written =
+            write_file(file, &header(clone, template, dir), |part| write(&self.dir_of(&clone.name), &process, part));
+        self.note_saver(&clone.name, None).and(written)
+    }
+
+    /// Notes who has stopped a clone, so that it goes on if that one is killed.
+    fn note_saver(&self, name: &str, saver: Option<ProcessId>) -> anyhow::Result<()> {
+        let _lock = lock(&self.dir)?;
+        let dir = self.dir_of(name);
+        // One that has ended meanwhile has no record.
+        Record::read(&dir).map_or(Ok(()), |record| Record { saver, ..record }.write(&dir))
     }
 
     /// Writes a template as a file that [`Self::restore`] takes: for measuring what copying takes.
@@ -64,7 +81,7 @@ impl Clones {
     pub fn save_template(&self, wanted: &Wanted, file: &Path) -> anyhow::Result<()> {
         private_dir(&self.dir)?;
         let device = wanted.template.device(wanted.dir)?;
-        let (memory, slots) = self.reserve(wanted)?;
+        let (memory, slots) = self.reserve(wanted, false)?;
         let job = Job { clones: self, wanted, device: &device, memory: &memory };
         let slot = slots.into_iter().next().context("no name")?;
         let header = header(&slot.record, wanted.template, wanted.dir);
@@ -118,6 +135,7 @@ impl Clones {
             process: None,
             starter: Some(ProcessId::of(std::process::id())?),
             memory: None,
+            saver: None,
             identity: same.map(|identity| identity.again()),
             service: folding.map(|folding| folding.dir().to_owned()),
             ..saved.clone()
@@ -193,6 +211,33 @@ fn write(dir: &Path, process: &ProcessId, to: &Path) -> anyhow::Result<()> {
         .and_then(|()| saving::append_state(&mut qmp, &to, deadline));
     qmp.execute("cont", json!({}))?;
     written
+}
+
+/// A clone that lives. If it was stopped by a process that was killed while it wrote it to a file, it goes on.
+pub(super) fn let_go_on(clone: Record, dir: &Path) -> Record {
+    let (Some(process), Some(_)) = (clone.process, clone.saver.filter(|saver| !saver.is_alive())) else { return clone };
+    let free = Record { saver: None, ..clone.clone() };
+    match go_on(dir, &process).and_then(|()| free.write(dir)) {
+        Ok(()) => free,
+        Err(why) => {
+            cli::say!("pagefold: {} stands still since the process that saved it was killed: {why:#}", clone.name);
+            clone
+        }
+    }
+}
+
+fn go_on(dir: &Path, process: &ProcessId) -> anyhow::Result<()> {
+    let deadline = Instant::now() + GOING_ON;
+    let mut qmp = vmm::connect(dir, process, deadline)?;
+    // Nobody wants the rest of its state.
+    qmp.execute("migrate_cancel", json!({}))?;
+    loop {
+        match qmp.execute("cont", json!({})) {
+            // It is about to finish what it writes.
+            Err(QmpError::Refused { .. }) if Instant::now() < deadline => sleep(SOON),
+            done => return Ok(done.map(drop)?),
+        }
+    }
 }
 
 /// The first line of a file, and where the state begins.
