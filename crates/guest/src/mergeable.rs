@@ -6,8 +6,11 @@
 //! - memory that a device may write to without the CPU noticing (vfio),
 //! - locked memory,
 //! - huge pages of hugetlbfs.
+//!
+//! A VM that was restored from a snapshot may map the snapshot's file privately (Firecracker, Cloud Hypervisor, clones). A page that it
+//! has not written is one frame for all guests of that file. Written pages are its own: the kernel moves none out of a mapping of a file.
 
-use crate::{Guest, RegionMap};
+use crate::{Guest, GuestKind, RegionMap};
 use host::{Check, KsmStat, Mapping};
 use page::Region;
 use std::path::Path;
@@ -19,6 +22,8 @@ struct Evidence {
     mappings: Vec<Mapping>,
     /// Open files by which devices are passed through.
     passthrough: Vec<String>,
+    /// Whether it has memory that no mapping shows (guest_memfd).
+    has_guest_memfd: bool,
     /// Whether a process asked for all its memory to be merged.
     merge_any: bool,
     /// Whether the kernel has KSM; without it no mapping can be advised.
@@ -79,6 +84,7 @@ fn gather_process(guest: &Guest, pid: u32, evidence: &mut Evidence) -> host::Res
     evidence.mappings.extend(wanted.map(|(_, m)| m));
     let files = host::open_files(pid)?;
     evidence.passthrough.extend(files.iter().filter(|f| passes_device(f)).map(|f| f.display().to_string()));
+    evidence.has_guest_memfd |= files.iter().any(|file| file.to_string_lossy().contains("kvm-gmem"));
     evidence.merge_any |= KsmStat::of(pid)?.ksm_merge_any == Some(true);
     Ok(())
 }
@@ -107,17 +113,22 @@ fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) ->
         return check(format!("no: a device may write to {what} at any time ({files})"))
             .warn("take the device out of the guest (vfio, vhost-vdpa), or leave this guest as it is");
     }
+    if guest.kind.is_vm() && evidence.has_guest_memfd {
+        return check(format!("no: {what} is in a guest_memfd, which no process can read"))
+            .warn(format!("start it {}", ways(guest.kind).no_guest_memfd));
+    }
     if stuck(&|m| m.has_flag(b"ht")) {
         return check(format!("no: {what} is in hugetlbfs pages"))
-            .warn("start it with memory-backend-ram, without -mem-path on hugetlbfs");
+            .warn(format!("start it {}", ways(guest.kind).no_huge_pages));
     }
     if guest.kind.is_vm() && stuck(&|m| m.shared) {
         return check(format!("no: {what} is shared memory{}", backing(mappings)))
-            .warn("start it with share=off (virtiofs and vhost-user need share=on: then leave it as it is)");
+            .warn(format!("start it {}", ways(guest.kind).not_shared));
     }
     if guest.kind.is_vm() && stuck(&Mapping::has_file) {
-        return check(format!("no: {what} is a private mapping of a file{}", backing(mappings)))
-            .warn("start it with memory-backend-ram in place of memory-backend-file or -memfd");
+        let found = private_file(mappings);
+        return check(format!("in part: {what} is a private mapping of a file{}: {found}", backing(mappings)))
+            .warn(ways(guest.kind).of_file);
     }
     if stuck(&|m| m.has_flag(b"lo")) {
         return check(format!("no: {what} is locked"))
@@ -146,12 +157,56 @@ fn judge_advice(guest: &Guest, evidence: &Evidence, what: &str, check: impl Fn(S
     if !evidence.has_ksm {
         return check(format!("yes: {what} is private; this kernel has no KSM that it could be advised to"));
     }
-    if guest.kind == crate::GuestKind::Qemu {
+    if guest.kind == GuestKind::Qemu {
         return check(format!("not by the kernel: {what} is private, but not advised as mergeable (mem-merge=off)"))
             .warn("start it with -machine mem-merge=on, and without merge=off at its memory backend");
     }
     check(format!("not by the kernel: {what} is private, but nothing advises it as mergeable"))
         .warn("let it call prctl(PR_SET_MEMORY_MERGE), or madvise(MADV_MERGEABLE) on its memory")
+}
+
+/// Memory of private mappings of files: what is the file's, and what the guest has written.
+fn private_file(mappings: &[Mapping]) -> String {
+    let of_files = mappings.iter().filter(|mapping| mapping.has_file());
+    let (all, written) = of_files.fold((0, 0), |(all, written), mapping| {
+        (all + mapping.usage.rss_bytes, written + mapping.usage.anonymous_bytes)
+    });
+    let [file, written] = [all.saturating_sub(written), written].map(|bytes| bytes >> 20);
+    format!(
+        "{file} MiB are the file's, one frame for all its guests; {written} MiB that it has written are its own, and not folded"
+    )
+}
+
+/// How a VMM is told to have memory that can be folded.
+struct Ways {
+    no_guest_memfd: &'static str,
+    no_huge_pages: &'static str,
+    not_shared: &'static str,
+    /// A remedy for pages that were written in a private mapping of a file.
+    of_file: &'static str,
+}
+
+fn ways(kind: GuestKind) -> Ways {
+    match kind {
+        GuestKind::Firecracker => Ways {
+            no_guest_memfd: "without guest_memfd",
+            no_huge_pages: "without huge_pages in its machine-config",
+            not_shared: "without vhost-user devices: they need shared memory",
+            of_file: "leave it as it is; or boot it in place of restoring it: the RAM of a guest that was booted can be folded",
+        },
+        GuestKind::CloudHypervisor => Ways {
+            no_guest_memfd: "without a confidential --platform",
+            no_huge_pages: "without hugepages=on in --memory",
+            not_shared: "with shared=off in --memory (virtiofs and vhost-user need shared=on: then leave it as it is)",
+            of_file: "leave it as it is; or restore it with memory_restore_mode=copy, and without file= in --memory-zone: all of its RAM can be folded then",
+        },
+        _ => Ways {
+            no_guest_memfd: "without confidential-guest-support",
+            no_huge_pages: "with memory-backend-ram, without -mem-path on hugetlbfs",
+            not_shared: "with share=off (virtiofs and vhost-user need share=on: then leave it as it is)",
+            of_file: "have it cloned where a service serves its group (pagefold clone), which folds what it writes; or start it with memory-backend-ram in place of memory-backend-file or -memfd",
+        },
+    }
 }
 
 fn backing(mappings: &[Mapping]) -> String {
@@ -162,7 +217,7 @@ fn backing(mappings: &[Mapping]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Facts, GuestKind};
+    use crate::Facts;
     use host::Status;
 
     fn guest(kind: GuestKind) -> Guest {
@@ -205,6 +260,8 @@ mod tests {
         assert_says(Qemu, &evidence("rw-s", memfd, "dc"), Warn, "shared memory (/memfd:memory-backend-memfd)");
         assert_says(Qemu, &evidence("rw-p", memfd, "dc mg"), Warn, "private mapping of a file");
         assert_says(Qemu, &evidence("rw-s", "/dev/hugepages/x", "ht"), Warn, "hugetlbfs");
+        let hidden = Evidence { has_guest_memfd: true, ..evidence("rw-p", "", "mg") };
+        assert_says(Qemu, &hidden, Warn, "guest_memfd");
         assert_says(Qemu, &evidence("rw-p", "", "lo mg"), Warn, "locked");
         assert_says(Qemu, &evidence("rw-p", "", "mg um"), Warn, "userfaultfd");
         let member = Evidence { followed: true, ..evidence("rw-p", "", "mg um") };
@@ -229,6 +286,22 @@ mod tests {
         partly_locked.mappings.extend(evidence("rw-p", "", "mg").mappings);
         assert_says(GuestKind::Process, &partly_locked, Status::Ok, "advised");
         assert_says(GuestKind::Qemu, &partly_locked, Status::Warn, "locked");
+    }
+
+    #[test]
+    fn each_vmm_is_told_its_own_way_out() {
+        let snapshot = evidence("rw-p", "/srv/vm/memory", "");
+        for (kind, memory, way) in [
+            (GuestKind::Firecracker, &snapshot, "boot it"),
+            (GuestKind::CloudHypervisor, &snapshot, "memory_restore_mode=copy"),
+            (GuestKind::Qemu, &snapshot, "pagefold clone"),
+            (GuestKind::Firecracker, &evidence("rw-s", "/memfd:guest_mem", ""), "vhost-user"),
+            (GuestKind::CloudHypervisor, &evidence("rw-s", "/memfd:ch_ram", ""), "shared=off"),
+            (GuestKind::Firecracker, &evidence("rw-p", "/memfd:x", "ht"), "huge_pages"),
+        ] {
+            let check = judge(&guest(kind), memory, |found| Check::ok("guest:x:y:mergeable", found, "merging"));
+            assert!(check.fix.as_ref().is_some_and(|fix| fix.contains(way)), "{check:?}");
+        }
     }
 
     #[test]

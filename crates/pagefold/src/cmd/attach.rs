@@ -1,6 +1,7 @@
 //! `pagefold attach`, `pagefold detach`: make a running process a member of a group, and end that again.
 
 mod left;
+mod vms;
 
 use crate::cmd::enrol::program;
 use crate::cmd::which::Which;
@@ -225,6 +226,9 @@ impl AttachArgs {
 /// Attaches processes.
 pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
     let pids = args.pids()?;
+    if args.via == Via::Agent {
+        vms::say_what_is_left(&pids)?;
+    }
     if args.name.is_some() && pids.len() > 1 {
         return Err(Stop::Usage("--name is for one process".into()).into());
     }
