@@ -71,14 +71,27 @@ impl Places {
     ///
     /// # Errors
     /// Frames cannot be read.
-    pub fn read(mut self) -> anyhow::Result<Contents> {
+    pub fn read(self) -> anyhow::Result<Contents> {
+        self.read_against(|sharers| sharers > 0)
+    }
+
+    /// The same, where each page of the pool counts as a slot that could be mapped: most of a template's are not, at first.
+    ///
+    /// # Errors
+    /// Frames cannot be read.
+    pub fn read_against_all_slots(self) -> anyhow::Result<Contents> {
+        self.read_against(|_| true)
+    }
+
+    /// `counts` tells whether a slot with so many sharers does.
+    fn read_against(mut self, counts: impl Fn(u32) -> bool) -> anyhow::Result<Contents> {
         let mut found = Contents { taken: self.taken(), ..Contents::default() };
         let mut mapped: Vec<Pfn> = Vec::new();
         for pool in self.pools.values() {
             for (offset, pfn) in pool.file()?.frames() {
                 let sharers = pool.sharers.get(&offset).copied().unwrap_or(0);
                 found.slots_by_sharers[bucket(sharers)] += 1;
-                mapped.extend((sharers > 0).then_some(pfn));
+                mapped.extend(counts(sharers).then_some(pfn));
             }
         }
         mapped.sort_unstable();

@@ -25,6 +25,7 @@ pub use balance::{SmallHost, Storm, make_storm};
 pub use guardian::Guardian;
 pub use ksm::ksmd::{WholeHost, may_use};
 pub use serving::{Serving, prover_of};
+pub use start::{Storms, private_ram_bytes};
 pub use swap::Swap;
 pub use synthetic::{AlignedPage, filled, write_pages};
 

@@ -18,6 +18,9 @@ mod restored;
 mod scene;
 mod storm;
 
+pub use density::private_ram_bytes;
+pub use storm::Storms;
+
 use crate::guardian::Guardian;
 use crate::ksm::folding::{self, Folding as Service};
 use crate::ksm::ksmd::{WholeHost, may_use};
@@ -206,6 +209,10 @@ fn one(image: Image, rounds: Vec<Times>) -> One {
 
 /// Starts many guests in each way, and counts what they take.
 fn many(args: &Args, scene: &Scene, bench: &mut Bench, (dir, guardian): (&Path, &mut Guardian)) -> anyhow::Result<()> {
+    let (n, image, cpu) = (args.many, scene.image(), host::own_cpu_time());
+    let all_answered_s = scene.copied(n)?;
+    let cpu_s_each = (host::own_cpu_time() - cpu).as_secs_f64() / f64::from(n);
+    bench.many.push(Many { image, arm: "copy", n, all_answered_s, cpu_s_each });
     for arm in ["stock", "clone"] {
         let before = Before::new(0);
         let guests =

@@ -80,7 +80,7 @@ pub fn of(
 }
 
 /// Memory that only this guest has of its RAM.
-fn private_ram_bytes(pid: u32) -> u64 {
+pub fn private_ram_bytes(pid: u32) -> u64 {
     let mappings = Mapping::read_all(pid).unwrap_or_default();
     let ram = mappings.iter().filter(|mapping| MEMORY.iter().any(|name| mapping.name.starts_with(name)));
     ram.map(|mapping| mapping.usage.anonymous_bytes).sum()

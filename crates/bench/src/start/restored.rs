@@ -53,23 +53,26 @@ pub fn run(scene: &Scene, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow
     service.set(folding::folds())?;
     let folding = scene.folding(service.dir())?;
     scene.save(folding.as_ref())?;
+    // It maps the template, by which that is known to be a part of the pool: none of the service's processes does.
+    let first = scene.cloned("first-folded", 1, folding.as_ref())?;
     let guests = scene.restored(n, true)?;
     service.meet(&guests.pids().into_iter().map(|pid| (pid, 1)).collect::<Vec<_>>())?;
-    let (folded, open) = watch(&service, &guests)?;
+    let (folded, open) = watch(&service, &guests, &first.pids())?;
     let all_answered_s = guests.all_answered_s;
-    drop(guests);
+    drop((guests, first));
     service.off()?;
     Ok(Restored { image: scene.image(), n, all_answered_s, folded, open })
 }
 
-fn watch(service: &Service, guests: &Guests) -> anyhow::Result<(Vec<Folded>, ByReason)> {
+fn watch(service: &Service, guests: &Guests, of_template: &[u32]) -> anyhow::Result<(Vec<Folded>, ByReason)> {
     let (begin, pids) = (Instant::now(), guests.pids());
     let (mut folded, mut found) = (Vec::new(), None);
     for seconds in COUNTS {
         sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
-        let own = service.own_pids()?;
+        let own = [&service.own_pids()?[..], of_template].concat();
         let merger_cpu_s = service.cpu_s()?;
-        let (share, share_of_last) = shares(&pids, &own, found.insert(Places::of(&pids, &own)?.read()?))?;
+        let (share, share_of_last) =
+            shares(&pids, &own, found.insert(Places::of(&pids, &own)?.read_against_all_slots()?))?;
         folded.push(Folded { seconds, share, share_of_last, merger_cpu_s });
         if folded.last().is_some_and(|folded| folded.share > ALL && folded.share_of_last > ALL) {
             break;

@@ -104,6 +104,11 @@ impl Scene {
         self.image
     }
 
+    /// RAM of a guest.
+    pub const fn memory_bytes(&self) -> u64 {
+        self.source.memory_bytes
+    }
+
     /// The file to restore from: one says that a service folds the guest, the other does not.
     fn saved(&self, is_folded: bool) -> PathBuf {
         self.dir.join(if is_folded { "saved-folded" } else { "saved" })
@@ -211,6 +216,11 @@ impl Scene {
         }
         guests.all_answered_s = begin.elapsed().as_secs_f64();
         Ok(guests)
+    }
+
+    /// Only copies the memory of so many guests, one after the other. Returns the seconds that it took.
+    pub fn copied(&self, count: u32) -> anyhow::Result<f64> {
+        Ok(self.stock().copy_memory(count as usize)?.as_secs_f64())
     }
 
     /// Boots guests, all at the same time.

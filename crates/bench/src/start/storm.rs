@@ -1,13 +1,15 @@
 //! Guests that are wanted at the same time: some of them in each way, until the last has answered.
 
+use super::memory::{self, Memory};
 use super::scene::{Guests, Scene};
 use crate::guardian::Guardian;
 use crate::median::median;
+use anyhow::Context;
 use cli::say;
 use host::ProcessStat;
 use lab::{Cache, Image, Lab, Spec};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The arm of containers, which are of no image of a VM's.
@@ -39,18 +41,85 @@ pub fn run(scene: &Scene, sizes: &[u32], dir: &Path, guardian: &mut Guardian) ->
     let mut storms = Vec::new();
     for (n, arm) in sizes.iter().flat_map(|n| ARMS.map(|arm| (*n, arm))) {
         say!("pagefold: {}: storm of {n}: {arm}", scene.name());
-        let guests = match arm {
-            CONTAINER => {
-                storms.push(containers(n, &lab)?);
-                continue;
-            }
-            "boot" => scene.booted_at_once(n)?,
-            "restore" => scene.restored_at_once(n)?,
-            _ => scene.cloned("storm-%d", n, None)?,
-        };
-        storms.push(storm(scene.image(), arm, n, &guests));
+        storms.push(one(scene, arm, n, &lab, |_| Ok(()))?.0);
     }
     Ok(storms)
+}
+
+/// A storm of one size in one way. `look` is told the pids of the VMs while they are there; containers have ended by then.
+fn one<T>(
+    scene: &Scene,
+    arm: &str,
+    n: u32,
+    lab: &Path,
+    look: impl FnOnce(&[u32]) -> anyhow::Result<T>,
+) -> anyhow::Result<(Storm, T)> {
+    let arm = ARMS.into_iter().find(|known| *known == arm).with_context(|| format!("no guest is started by {arm}"))?;
+    let guests = match arm {
+        CONTAINER => return Ok((containers(n, lab)?, look(&[])?)),
+        "boot" => scene.booted_at_once(n)?,
+        "restore" => scene.restored_at_once(n)?,
+        _ => scene.cloned("storm-%d", n, None)?,
+    };
+    let storm = storm(scene.image(), arm, n, &guests);
+    let seen = look(&guests.pids())?;
+    Ok((storm, seen))
+}
+
+/// A template of an image, for storms that others measure.
+pub struct Storms {
+    scene: Scene,
+    lab: PathBuf,
+}
+
+impl Storms {
+    /// Makes the template, in a directory that is kept by the guardian.
+    ///
+    /// # Errors
+    /// The guest does not come up.
+    pub fn prepare(image: Image, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        let lab = dir.join("lab");
+        guardian.keep_lab(&lab)?;
+        Ok(Self { scene: Scene::prepare(image, dir)?, lab })
+    }
+
+    /// Starts so many guests at the same time in one way: boot, restore, clone or container. `look` is told the pids of VMs.
+    ///
+    /// # Errors
+    /// A guest does not come up.
+    pub fn run<T>(
+        &self,
+        way: &str,
+        n: u32,
+        look: impl FnOnce(&[u32]) -> anyhow::Result<T>,
+    ) -> anyhow::Result<(Storm, T)> {
+        one(&self.scene, way, n, &self.lab, look)
+    }
+
+    /// Memory of so many guests while they work for so many seconds, in an arm of `bench start --work`: counted before, and at the end.
+    ///
+    /// # Errors
+    /// There is no such arm, or a guest ends.
+    pub fn work(
+        &self,
+        arm: &str,
+        work: (u32, u64),
+        dir: &Path,
+        guardian: &mut Guardian,
+    ) -> anyhow::Result<[Memory; 2]> {
+        let arm =
+            memory::ARMS.into_iter().find(|known| *known == arm).with_context(|| format!("there is no arm {arm}"))?;
+        let counts = memory::run(&self.scene, &[arm], work, (dir, guardian))?;
+        let last = counts.len() - 1;
+        let mut counts = counts.into_iter();
+        let ends = (counts.next(), counts.nth(last.saturating_sub(1)));
+        Ok(ends.0.zip(ends.1).context("an arm has two counts at least")?.into())
+    }
+
+    /// RAM of a guest.
+    pub const fn memory_bytes(&self) -> u64 {
+        self.scene.memory_bytes()
+    }
 }
 
 fn storm(image: Image, arm: &'static str, n: u32, guests: &Guests) -> Storm {
