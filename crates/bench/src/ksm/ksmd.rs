@@ -32,18 +32,27 @@ pub struct Ksmd {
 }
 
 /// The mappings of a guest that may be its memory.
-struct Memory {
+pub struct Memory {
     pagemap: Pagemap,
     mappings: Vec<Mapping>,
 }
 
 impl Memory {
-    fn of(guest: Guest) -> anyhow::Result<Self> {
-        Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? })
+    /// Of these guests, but for those that have ended: a container's processes come and go.
+    ///
+    /// # Errors
+    /// Page tables cannot be read.
+    pub fn of_all(guests: &[Guest]) -> anyhow::Result<Vec<Self>> {
+        let of = |guest: Guest| Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? });
+        let is_gone = |e: &anyhow::Error| e.downcast_ref().is_some_and(host::Error::is_gone);
+        guests.iter().map(|guest| of(*guest)).filter(|found| !found.as_ref().is_err_and(is_gone)).collect()
     }
 
     /// Pages that are the kernel's zero page. A process that has ended has none.
-    fn zeros(&self) -> host::Result<u64> {
+    ///
+    /// # Errors
+    /// The kernel refused to look.
+    pub fn zeros(&self) -> host::Result<u64> {
         let mut zeros = 0;
         for mapping in &self.mappings {
             match self.pagemap.zero_ranges(mapping.start, mapping.end) {
@@ -170,10 +179,7 @@ impl Merger for Ksmd {
 
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
-        // A container's processes come and go.
-        let is_gone = |e: &anyhow::Error| e.downcast_ref().is_some_and(host::Error::is_gone);
-        let found = guests.iter().map(|guest| Memory::of(*guest)).filter(|found| !found.as_ref().is_err_and(is_gone));
-        self.memory = found.collect::<anyhow::Result<_>>()?;
+        self.memory = Memory::of_all(guests)?;
         self.zeros_before = self.zeros()?;
         self.look_for_others()
     }
