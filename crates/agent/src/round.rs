@@ -228,7 +228,7 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        // Huge pages are looked at again and again. What has changed in them is known once they are fingerprinted.
+        // Huge pages are looked at again and again. Changes in them are known once they are fingerprinted.
         let small = self.rested.iter().filter(|rested| rested.kind != Kind::Huge);
         let rested: u64 = small.map(|rested| rested.range.pages).sum();
         self.plan(armed || changed.max(noted) + rested > self.may_change(pages), now);

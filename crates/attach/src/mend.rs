@@ -156,8 +156,8 @@ impl Call {
         self.known().map_or(0, |(_, answer)| answer.into())
     }
 
-    /// Whether this answer, to a call that was begun again, says that its time is over: a socket that is connecting says
-    /// so to each further `connect`.
+    /// Whether a call that was begun again says by this answer that its time is over. A socket that is connecting
+    /// gives it to each further `connect`.
     pub fn is_late(&self, answer: i64) -> bool {
         self.number == libc::SYS_connect && answer == -i64::from(libc::EALREADY)
     }

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use rustix::process::geteuid;
 use std::env;
 use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -43,11 +44,17 @@ fn variable(name: &str) -> Option<PathBuf> {
 /// # Errors
 /// It cannot be made, or it is somebody else's, a link, or open to others.
 pub fn private_dir(path: &Path) -> Result<()> {
-    match DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::file("make", path, e)),
-        _ => {}
-    }
-    let meta = fs::symlink_metadata(path).map_err(|e| Error::file("stat", path, e))?;
+    let meta = loop {
+        match DirBuilder::new().recursive(true).mode(0o700).create(path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(Error::file("make", path, e)),
+            _ => {}
+        }
+        match fs::symlink_metadata(path) {
+            // `lab down` has removed it since.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            meta => break meta.map_err(|e| Error::file("stat", path, e))?,
+        }
+    };
     if meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o077 == 0 {
         return Ok(());
     }

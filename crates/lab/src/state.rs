@@ -268,6 +268,20 @@ mod tests {
         assert!(store.dir().join("state.json").exists());
     }
 
+    /// It ended where the directory went between making it and looking at it.
+    #[test]
+    fn labs_are_made_while_others_remove_them() {
+        let (_dir, store) = store();
+        let remover = {
+            let store = store.clone();
+            std::thread::spawn(move || (0..3000).for_each(|_| drop(fs::remove_dir_all(store.dir()))))
+        };
+        while !remover.is_finished() {
+            place::private_dir(store.dir()).expect("make a directory");
+        }
+        remover.join().expect("no panic");
+    }
+
     #[test]
     fn directory_with_other_files_is_refused_and_unchanged() {
         let base = tempfile::tempdir().expect("a temporary directory");

@@ -95,9 +95,9 @@ fn few_writes_do_not_end_rest() {
 
 /// Agents of idle guests made four rounds a second for their first minutes: every few seconds, huge pages were looked at again.
 #[test]
-fn what_is_looked_at_again_and_again_does_not_end_rest() {
+fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
     // Other tests of this process change the table meanwhile.
-    if !crate::testing::alone("round::tests::what_is_looked_at_again_and_again_does_not_end_rest") {
+    if !crate::testing::alone("round::tests::pages_that_are_looked_at_again_and_again_do_not_end_rest") {
         return;
     }
     let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };

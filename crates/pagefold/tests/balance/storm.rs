@@ -29,7 +29,7 @@ fn guest_that_gives_nothing_back_is_paused_in_a_storm_and_honest_ones_are_not() 
     let token = format!("storm{}", std::process::id());
     let Some((group, _afterwards)) = small_memory(&token, HOST) else { return };
     let Some(guests_of) = Guests::many(3, "storm", "virtio-balloon-pci") else { return };
-    [UNUSED / M, 24, 24].into_iter().enumerate().for_each(|(n, all_but)| use_up(&guests_of, n, all_but));
+    [UNUSED / M, 48, 48].into_iter().enumerate().for_each(|(n, all_but)| use_up(&guests_of, n, all_but));
     lie(&guests_of, 1);
     // Its own driver would give memory back.
     guests_of
