@@ -272,14 +272,17 @@ mod tests {
     #[test]
     fn labs_are_made_while_others_remove_them() {
         let (_dir, store) = store();
-        let remover = {
-            let store = store.clone();
-            std::thread::spawn(move || (0..3000).for_each(|_| drop(fs::remove_dir_all(store.dir()))))
-        };
-        while !remover.is_finished() {
-            place::private_dir(store.dir()).expect("make a directory");
-        }
-        remover.join().expect("no panic");
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = fs::remove_dir(store.dir());
+                }
+            });
+            let made = (0..10_000).try_for_each(|_| place::private_dir(store.dir()));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            made.expect("make a directory");
+        });
     }
 
     #[test]
