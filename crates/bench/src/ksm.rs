@@ -28,6 +28,7 @@ mod svg;
 mod table;
 mod timings;
 mod walker;
+mod zeros;
 
 pub use guests::{MergeableArgs, hold};
 pub use huge::{HugeArgs, run as run_huge};

@@ -3,8 +3,8 @@
 use super::account::{Slots, savings};
 use super::curve::{Details, Progress};
 use super::equal::Guest;
-use super::ksmd::Memory;
 use super::merger::{Account, Folds, Merger};
+use super::zeros::Zeros;
 use crate::guardian::Guardian;
 use crate::serving::{Serving, program, prover_of, wait_for};
 use anyhow::bail;
@@ -48,13 +48,11 @@ pub struct AgentStalls {
 
 /// A running service.
 ///
-/// Like ksmd's, its own count lacks pages of zeros that the kernel has mapped to the one zero page when it split a huge page. Those
-/// that were folded are mapped to it, too.
+/// Its own count of pages of zeros lacks those that the kernel has folded ([`Zeros`]). All map the kernel's zero page.
 pub struct Folding {
     serving: Serving,
     guests: Vec<u32>,
-    memory: Vec<Memory>,
-    zeros_before: u64,
+    zeros: Zeros,
 }
 
 impl Folding {
@@ -64,11 +62,7 @@ impl Folding {
     /// It does not start.
     pub fn start(dir: &Path, prover: bool, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let serving = Serving::start(dir, &config(prover), guardian)?;
-        Ok(Self { serving, guests: Vec::new(), memory: Vec::new(), zeros_before: 0 })
-    }
-
-    fn zeros(&self) -> anyhow::Result<u64> {
-        Ok(self.memory.iter().map(Memory::zeros).sum::<host::Result<u64>>()?)
+        Ok(Self { serving, guests: Vec::new(), zeros: Zeros::default() })
     }
 
     /// The service's directory.
@@ -143,7 +137,8 @@ fn folds_of(report: &GroupReport) -> Folds {
     Folds { all: report.bill.folds, again: report.bill.refolds, short: report.bill.short_folds }
 }
 
-/// Saved pages. Of the pages that map slots, one a slot is not saved; pages of zeros need no slot. So many map the kernel's zero page.
+/// Saved pages. Of the pages that map slots, one a slot is not saved. Pages of zeros need no slot: they map the kernel's zero page, as do
+/// `zeros` pages in all.
 fn merged_pages(report: &GroupReport, zeros: u64) -> u64 {
     (report.sharing_pages + report.zero_pages.max(zeros)).saturating_sub(report.slots)
 }
@@ -175,8 +170,7 @@ impl Merger for Folding {
     /// unnoticed.
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
-        self.memory = Memory::of_all(guests)?;
-        self.zeros_before = self.zeros()?;
+        self.zeros = Zeros::of(guests)?;
         let connected = || {
             let members = self.serving.show(GROUP)?.report.members;
             for pid in &self.guests {
@@ -209,7 +203,7 @@ impl Merger for Folding {
         let report = self.serving.show(GROUP)?.report;
         let (broken_pages, slots, vmas) = (report.broken_pages, report.slots, report.vmas);
         let details = Details { broken_pages, slots, vmas, folds: folds_of(&report) };
-        let merged_pages = merged_pages(&report, self.zeros()?.saturating_sub(self.zeros_before));
+        let merged_pages = merged_pages(&report, self.zeros.since()?);
         Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, details: Some(details) })
     }
 

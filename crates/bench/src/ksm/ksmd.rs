@@ -2,14 +2,15 @@
 
 use super::account::{Slots, savings};
 use super::curve::Progress;
-use super::equal::{Guest, memory_of};
+use super::equal::Guest;
 use super::merger::{Account, Merger};
+use super::zeros::Zeros;
 use act::{KsmKnobs, set_ksm};
 use anyhow::{Context, bail};
 use audit::contents::Taken;
 use cli::exit::Stop;
 use cli::say;
-use host::{Ksm, KsmStat, Mapping, Pagemap, ThreadCpu};
+use host::{Ksm, KsmStat, Mapping, ThreadCpu};
 use page::{HostVirt, Savings};
 use std::process::Command;
 use wire::Why;
@@ -20,48 +21,12 @@ const FASTEST: [(&str, &str); 3] = [("pages_to_scan", "1000000"), ("sleep_millis
 /// ksmd as a merger. `max_page_sharing`, the number of sharers that a merged page may have, is left as the host has
 /// it.
 ///
-/// ksmd's own count lacks the pages of zeros in huge pages. To merge a part of a huge page, the kernel splits it. It
-/// then maps the part's pages of zeros to the one zero page. That saves them just as well, so the bench counts them
-/// too.
+/// ksmd's own count lacks pages of zeros that the kernel folds when it splits huge pages ([`Zeros`]). The bench adds them.
 pub struct Ksmd {
     pid: u32,
     guests: Vec<u32>,
-    memory: Vec<Memory>,
-    zeros_before: u64,
+    zeros: Zeros,
     use_zero_pages: bool,
-}
-
-/// The mappings of a guest that may be its memory.
-pub struct Memory {
-    pagemap: Pagemap,
-    mappings: Vec<Mapping>,
-}
-
-impl Memory {
-    /// Of these guests, but for those that have ended: a container's processes come and go.
-    ///
-    /// # Errors
-    /// Page tables cannot be read.
-    pub fn of_all(guests: &[Guest]) -> anyhow::Result<Vec<Self>> {
-        let of = |guest: Guest| Ok(Self { pagemap: Pagemap::open(guest.0)?, mappings: memory_of(guest)? });
-        let is_gone = |e: &anyhow::Error| e.downcast_ref().is_some_and(host::Error::is_gone);
-        guests.iter().map(|guest| of(*guest)).filter(|found| !found.as_ref().is_err_and(is_gone)).collect()
-    }
-
-    /// Pages that are the kernel's zero page. A process that has ended has none.
-    ///
-    /// # Errors
-    /// The kernel refused to look.
-    pub fn zeros(&self) -> host::Result<u64> {
-        let mut zeros = 0;
-        for mapping in &self.mappings {
-            match self.pagemap.zero_ranges(mapping.start, mapping.end) {
-                Err(e) if e.is_gone() => return Ok(0),
-                found => zeros += found?.iter().map(|range| range.pages).sum::<u64>(),
-            }
-        }
-        Ok(zeros)
-    }
 }
 
 /// The option of each command that sets ksmd to work.
@@ -137,11 +102,7 @@ impl Ksmd {
             process.is_ok_and(|p| p.stat.kernel_thread && p.comm == "ksmd")
         };
         let pid = host::pids()?.into_iter().find(is_ksmd).context("there is no thread ksmd in this PID namespace")?;
-        Ok(Self { pid, guests: Vec::new(), memory: Vec::new(), zeros_before: 0, use_zero_pages })
-    }
-
-    fn zeros(&self) -> anyhow::Result<u64> {
-        Ok(self.memory.iter().map(Memory::zeros).sum::<host::Result<u64>>()?)
+        Ok(Self { pid, guests: Vec::new(), zeros: Zeros::default(), use_zero_pages })
     }
 
     /// Prints a warning if other programs' memory would be merged too, which costs ksmd time that is not for the
@@ -179,8 +140,7 @@ impl Merger for Ksmd {
 
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
-        self.memory = Memory::of_all(guests)?;
-        self.zeros_before = self.zeros()?;
+        self.zeros = Zeros::of(guests)?;
         self.look_for_others()
     }
 
@@ -206,7 +166,7 @@ impl Merger for Ksmd {
 
     fn progress(&self) -> anyhow::Result<Progress> {
         let ksm = Ksm::read().context("KSM cannot be read any more")?;
-        let merged_pages = ksm.pages_sharing + self.zeros()?.saturating_sub(self.zeros_before);
+        let merged_pages = ksm.pages_sharing + self.zeros.since()?;
         Ok(Progress { merged_pages, cpu_s: self.cpu_s()?, details: None })
     }
 
@@ -228,14 +188,14 @@ impl Merger for Ksmd {
     }
 
     fn savings(&self, taken: &Taken) -> anyhow::Result<Savings> {
-        let zeros = self.zeros()?.saturating_sub(self.zeros_before);
+        let zeros = self.zeros.since()?;
         Ok(savings(taken, zeros, self.account()?.metadata_bytes))
     }
 
     fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>> {
         let is_memory = |(pid, at): &(u32, HostVirt)| {
-            let of_guest = self.guests.iter().position(|guest| guest == pid).and_then(|n| self.memory.get(n));
-            of_guest.is_some_and(|memory| memory.mappings.iter().any(|m| (m.start..m.end).contains(at)))
+            let of_guest = self.guests.iter().position(|guest| guest == pid).and_then(|n| self.zeros.mappings_of(n));
+            of_guest.is_some_and(|mappings| mappings.iter().any(|m| (m.start..m.end).contains(at)))
         };
         // ksmd does not tell its reasons.
         Ok(pages.iter().map(|page| if is_memory(page) { Why::Other } else { Why::NotEnrolled }).collect())
