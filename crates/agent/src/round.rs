@@ -308,13 +308,18 @@ impl Rounds {
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
         let unwatched = scan(pagemap, spans, Pagemap::unwatched_ranges)?;
+        if unwatched.is_empty() {
+            return Ok(false);
+        }
         let table = table::lock();
-        let mut open = Vec::new();
+        let (mut open, mut is_any) = (Vec::new(), false);
         table.foldable(&mut open);
-        // Memory that cannot be registered is not ours to fold; the section finds that out by itself. It, and pages that
-        // were broken, are never watched, and no change each time that they are found.
-        let registered = |range: PageRange| notes.register(range, Watch::Writes).is_ok();
-        Ok(overlapping(&open, &unwatched).into_iter().filter(|range| registered(*range)).count() > 0)
+        for range in overlapping(&open, &unwatched) {
+            // Memory that cannot be registered is not ours to fold; the section finds that out by itself. Like broken pages,
+            // it is found again each time, and is no change.
+            is_any |= notes.register(range, Watch::Writes).is_ok();
+        }
+        Ok(is_any)
     }
 
     /// The pages that are worth folding.
