@@ -58,7 +58,7 @@ impl Job<'_> {
         let link = slot.dir.join(MEMORY);
         let held = format!("/proc/{}/fd/{}", std::process::id(), self.memory.as_raw_fd());
         symlink(held, &link).with_context(|| format!("cannot make {}", link.display()))?;
-        let process = wait_for_machine(&slot.dir)?;
+        let process = wait_for_machine(&slot.dir, self.wanted.patience)?;
         slot.record.process = Some(process);
         slot.record.write(&slot.dir)?;
         let dirs = [slot.dir.clone()];
@@ -96,8 +96,9 @@ impl Job<'_> {
     }
 }
 
-/// Waits for a process that listens where a clone's QEMU does.
-fn wait_for_machine(dir: &Path) -> anyhow::Result<ProcessId> {
+/// Waits so long for a process that listens where a clone's QEMU does.
+fn wait_for_machine(dir: &Path, patience: Duration) -> anyhow::Result<ProcessId> {
+    let deadline = Instant::now() + patience;
     loop {
         if let Ok(stream) = host::connect_within(&dir.join(QMP), ANSWER) {
             let peer = Peer::of(&stream).context("cannot tell who listens at a QMP socket")?;
@@ -105,6 +106,9 @@ fn wait_for_machine(dir: &Path) -> anyhow::Result<ProcessId> {
         }
         if host::interrupted().is_some() || !dir.exists() {
             bail!("nobody has started its machine");
+        }
+        if Instant::now() > deadline {
+            bail!("nobody has started its machine within {} s: see --timeout", patience.as_secs());
         }
         thread::sleep(LOOK);
     }
