@@ -41,11 +41,11 @@ const ELF: &[u8] = b"\x7fELF\x02\x01";
 const HEADER_BYTES: usize = 64;
 /// Kind of a section that is a table of names: `SHT_STRTAB`.
 const NAMES: u64 = 3;
-/// Longest table of names that is read: 64 MiB.
+/// Most bytes of tables that are read: 64 MiB.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The tables of names of a program: those of the symbols that its loader finds, and of its own. A runtime's names stand there, whether it
-/// is a part of the program or a library.
+/// A program's tables of symbols' names: the loader's (`.dynstr`) and the linker's (`.strtab`). A runtime's names stand in the first if it
+/// is a library, and in the second if it was linked in.
 fn string_tables(file: &File) -> Option<Vec<u8>> {
     let mut header = [0; HEADER_BYTES];
     file.read_exact_at(&mut header, 0).ok()?;
@@ -61,7 +61,7 @@ fn string_tables(file: &File) -> Option<Vec<u8>> {
         if number(section, 4, 4)? != NAMES {
             continue;
         }
-        let mut table = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES)?];
+        let mut table = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES - names.len() as u64)?];
         file.read_exact_at(&mut table, at).ok()?;
         names.append(&mut table);
     }
