@@ -345,8 +345,8 @@ impl Group {
 }
 
 /// Why no other connection of a process is served. Leases of its earlier ones, or of its user's, are still mapped. A user may have as many as
-/// places are left, so that none takes those of all others. Users with one
-/// number by `one` count as one user.
+/// places are left, so that none takes those of all others. Users with one number by
+/// `one` count as one user.
 fn too_many_departed(
     departed: &[DepartedMember],
     identity: &Identity,

@@ -17,7 +17,7 @@ const REPORTED: u64 = 512;
 const LONG: Duration = Duration::from_secs(10);
 /// Most time in which members fold beside a flood, for one unit of time without it.
 const BAR: f64 = 1.1;
-/// Tries, of which the least times count: whatever else the processors do makes them longer.
+/// Number of tries. The least times count, because other work on the processors only adds to them.
 const TRIES: usize = 7;
 
 struct Scene {
@@ -73,7 +73,8 @@ impl Scene {
         }
     }
 
-    /// Has the first two members fold, and returns the worker's time until then, and that of the third member, which floods.
+    /// Has the first two members fold beside the third one, which floods. Returns the worker's processor time, and the part of
+    /// it that the third member's frames took.
     fn fold_beside_flood(&mut self) -> (Duration, Duration) {
         let (mut reported, mut all, mut of_flood) = (0, Duration::ZERO, Duration::ZERO);
         while self.agents[..2].iter().any(|(_, agent)| (agent.mapped.len() as u64) < PAGES) {

@@ -8,7 +8,7 @@
 //! or compute. The kernel's work for them is not ours: this measure stands beside the first one since 2026-11-29.
 //!
 //! Liars have two measures more since that day. They are compared with liars that are members of another program, which reads all that they
-//! send. And both kinds have begun before honest members come: to start nine programs takes time, whatever they do.
+//! send. And both kinds have begun before honest members come, because starting nine programs takes processor time by itself.
 //!
 //! In each turn, members join both groups, fold, are written, and look at every byte. Attackers run when nobody else wants a
 //! processor (`SCHED_IDLE`): how the kernel divides processors between users is not ours. A part of an attack by itself is tried
@@ -55,7 +55,7 @@ struct Round {
     alone: Turn,
     beside: Turn,
     attacked: Turn,
-    /// Of liars: beside those of another program, and beside those that had begun before.
+    /// Beside liars that had begun before: members of another program first, then members of this service.
     begun: Option<[Turn; 2]>,
 }
 
@@ -131,7 +131,7 @@ fn show_begun(what: &str, figure: Figure, rounds: &[Round]) {
     let least = least_median(begun.iter().map(|[elsewhere, here]| figure(here) / figure(elsewhere)).collect());
     let held = if least <= 1.1 { "held" } else { "missed" };
     eprintln!(
-        "Liars that have begun: {what}: {elsewhere} beside those of another program, {here} attacked; ratio at least {least:.2}: 1.1 is {held}"
+        "Liars that have begun: {what}: {elsewhere} beside liars of another program, {here} attacked; ratio at least {least:.2}: 1.1 is {held}"
     );
 }
 
