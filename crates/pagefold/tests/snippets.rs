@@ -1,7 +1,7 @@
 //! Clones whose QEMU something else starts: the script of `pagefold clone --snippet`, by a shell, and by stand-ins for `virsh` and `qm`.
 //!
 //! The stand-ins give QEMU the options that libvirt 9 and Proxmox VE 8 give a machine of their own, and those of the script. The real
-//! libvirt is tried by hand, and Proxmox VE is not (docs/start.md).
+//! ones were not there (docs/start.md).
 
 mod common;
 
@@ -234,4 +234,16 @@ fn other_machine_than_the_clones_is_ended_with_the_reason() {
         assert!(said.contains("clone hand is not handed out") && said.contains(why), "{said}");
         assert!(rig.living().is_empty());
     }
+}
+
+#[test]
+fn clone_that_nobody_starts_is_awaited_no_longer_than_it_was_said() {
+    let rig = Rig::new();
+    if !rig.template("web", "acme", &[]) {
+        return;
+    }
+    let words = ["clone", "web", "--group", "acme", "--name", "hand", "--await", "--no-fold", "--timeout", "1"];
+    let said = rig.fails(&words, 1);
+    assert!(said.contains("nobody has started its machine within 1 s"), "{said}");
+    assert!(!rig.clones().join("hand").exists(), "its name is free again");
 }
