@@ -129,7 +129,7 @@ impl Hold {
         running
     }
 
-    /// Resumes guests, all but those that `keeps` names.
+    /// Resumes guests, all but those that `keeps` names. One whose QEMU does not answer is still paused, and tried again at the next call.
     ///
     /// # Errors
     /// The ledger cannot be written.
@@ -147,12 +147,15 @@ impl Hold {
             let own_ms = u64::try_from(held.since.elapsed().as_millis()).unwrap_or(u64::MAX);
             let reply = replies.iter().find(|reply| reply.guest == guest).cloned();
             let reply = reply.unwrap_or_else(|| Reply { paused_ms: own_ms, ..resume_alone(&guest, ledger) });
-            held.is_paused = false;
+            let is_known = reply.is_paused && held.paused.problem == reply.problem;
+            held.is_paused = reply.is_paused;
             (held.paused.paused_ms, held.paused.problem) = (reply.paused_ms, reply.problem);
             if !reply.is_paused {
                 running.push(guest);
             }
-            resumed.push(held.paused.clone());
+            if !is_known {
+                resumed.push(held.paused.clone());
+            }
         }
         note_resumed(&running, &resumed, ledger, turn)
     }
@@ -320,6 +323,22 @@ mod tests {
         qemu.state().status = "paused";
         hold.resume(|_| false, &mut ledger, &turn).unwrap();
         assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
+    }
+
+    #[test]
+    fn guest_whose_qemu_did_not_answer_is_resumed_by_the_next_call() {
+        let (qemu, mut ledger, turn, dir) = scene();
+        let mut hold = Hold::of_paused(&qemu.guest, &mut ledger, &turn);
+        (qemu.state().status, qemu.state().fails) = ("paused", "cont");
+        for _ in 0..3 {
+            hold.resume(|_| false, &mut ledger, &turn).unwrap();
+            assert!(hold.has(&qemu.guest.id) && ledger.left_paused().len() == 1, "it is still paused");
+        }
+        qemu.state().fails = "";
+        hold.resume(|_| false, &mut ledger, &turn).unwrap();
+        assert_eq!((qemu.state().status, hold.is_empty(), ledger.left_paused()), ("running", true, Vec::new()));
+        let journal = std::fs::read_to_string(dir.path().join("journal/journal")).unwrap();
+        assert_eq!(journal.matches("\"resume\"").count(), 2, "one failure, and one success: {journal}");
     }
 
     #[test]

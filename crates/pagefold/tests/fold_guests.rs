@@ -98,12 +98,15 @@ fn real_guests_stay_right_while_they_are_folded() {
     let lab = Lab::new(&[service.mark(), ("PAGEFOLD_EAGER", "1")]);
     let groups = ["acme", "beta"];
     let Some(guests) = up(&lab, &service, &groups) else { return };
+    let began = std::time::Instant::now();
+    let done = |step: &str| eprintln!("{:.0} s: {step}", began.elapsed().as_secs_f64());
     for group in groups {
         service.set(group, &["--fold", "off"]);
     }
     lab.everywhere(&guests, &format!("export PAUSE={}\n{DATABASE}", if is_long() { 0.2 } else { 8.0 }));
     let before = lab.everywhere(&guests, &checks());
     assert!(before.iter().all(|sum| *sum == before[0] && !sum.is_empty()), "one image: {before:?}");
+    done("databases are there");
 
     // The checks run while pages are folded: both begin at about the same time.
     for group in groups {
@@ -111,13 +114,16 @@ fn real_guests_stay_right_while_they_are_folded() {
     }
     let while_folding = lab.everywhere(&guests, &checks());
     assert_eq!(while_folding, before);
+    done("checked while they are folded");
     until(120, "guests are folded", || groups.iter().all(|group| folded(&service, group) > 10_000));
     // Many mappings may still be of few frames each, which saves less.
     until(120, "it saves memory", || number(&service.assert_audit_is_clean()["saved_bytes"]) > (2 * 20) << 20);
     let after = lab.everywhere(&guests, &checks());
     assert_eq!(after, before);
+    done("folded and checked");
 
     unfold_all(&service, &groups);
+    done("unfolded");
     for group in groups {
         service.set(group, &["--fold", "on"]);
     }
