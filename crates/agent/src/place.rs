@@ -1,11 +1,13 @@
 //! Places slots of the pool in a program's memory, such that they are followed from their first moment.
 //!
 //! A mapping is followed once it is registered. A discard between mapping and registering would go unseen. Nobody
-//! touches the pages then, but they would read as the pool's bytes ever after. So there are two ways:
+//! touches the pages then, but they would read as the pool's bytes ever after. So there are three ways:
 //!
 //! ```text
-//!   discards past the hooks were seen, or may come; or the memory is not given to forked children, at no moment:
+//!   discards past the hooks were seen, or may come:
 //!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). This takes longer
+//!   else, if the memory is not given to forked children, at no moment:
+//!      map the slots elsewhere, advise, move the mapping over, register there
 //!   else:
 //!      map the slots in place, register there
 //! ```
@@ -49,14 +51,19 @@ pub struct Placing<'a> {
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
     let advice = traits.inherited_by_pool();
-    if following.expects_discards() || advice.dont_fork {
+    let is_followed_first = following.expects_discards();
+    if is_followed_first || advice.dont_fork {
         let strip = pool.map(slot, piece.pages)?;
-        following.watch().register(strip.range(), Watch::AbsentAndWrites)?;
+        if is_followed_first {
+            following.watch().register(strip.range(), Watch::AbsentAndWrites)?;
+        }
         advice.apply(strip.range())?;
         if !following.may_replace_followed(piece, traits, kind) {
             return Err(Errno::STALE);
         }
-        following.hold().expect_placing(strip.range().start, piece);
+        if is_followed_first {
+            following.hold().expect_placing(strip.range().start, piece);
+        }
         // SAFETY: by the caller.
         let moved = unsafe { move_mapping_over(strip.range(), piece.start) };
         moved.inspect_err(|_| following.hold().expect_no_placing())?;
@@ -67,6 +74,8 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
         }
         // SAFETY: by the caller.
         unsafe { pool.map_over(piece, slot) }?;
+    }
+    if !is_followed_first {
         let register = |_| following.watch().register(piece, Watch::AbsentAndWrites).is_ok();
         // This fails for want of memory alone, and the kernel finds some in the end.
         let _ = (0..ATTEMPTS).any(|n| {
@@ -75,8 +84,10 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
                 false
             }
         });
-        // If it fails, the pages lack advice, not content.
-        let _ = advice.apply(piece);
+        if !advice.dont_fork {
+            // If it fails, the pages lack advice, not content.
+            let _ = advice.apply(piece);
+        }
     }
     let (shared, _) = following.until_read(|shared| {
         staged.inspect(|staged| shared.give_to_born(piece, *staged));
