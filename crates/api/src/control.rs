@@ -30,7 +30,7 @@ use crate::enrol::Via;
 use page::Savings;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use wire::{Failures, Outcome};
+use wire::{Failures, MemberState, Outcome};
 
 /// Longest control message, in bytes.
 pub const CONTROL_BYTES: usize = 128 << 10;
@@ -420,4 +420,11 @@ pub struct MemberReport {
     pub stall_p99_us: u64,
     /// Longest of these times.
     pub stall_max_us: u64,
+}
+
+impl MemberReport {
+    /// Whether its agent has not been told, or has not taken in, that nothing is to be folded.
+    pub fn may_fold(&self) -> bool {
+        self.connected && [MemberState::Folding.name(), NO_ROOM].contains(&self.state.as_str())
+    }
 }

@@ -8,7 +8,8 @@
 //!    ^                                        |   ^  ^                  |
 //!    |                               promised |   |  +-- after 5 s -----+
 //!    |                                        v   |
-//!    +------------- all is private -------- promised      asks again when all of it is used, or its time is over
+//!    +------------- all is private -------- promised      asks again when all of it is used, for what is left after 2 s,
+//!                                                     and when its time is over
 //! ```
 //!
 //! Without a supervisor nobody answers, and the worker waits. Where memory is short:
@@ -29,6 +30,8 @@ use wire::{FoldMode, MemberState, ToAgent};
 
 /// Time between a refusal and the next question: 5 s.
 const REFUSED_TIME: Duration = Duration::from_secs(5);
+/// Time after which a worker asks again for what is left: 2 s. What members folded while it asked is not in their room.
+const MORE_TIME: Duration = Duration::from_secs(2);
 /// Time for an answer, after which the worker asks again: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Most pages beside folded ones that are asked for at once: 256 MiB. Members alone know how many there are.
@@ -43,7 +46,7 @@ pub enum Asking {
     /// It has asked for so many pages.
     Asked { pages: u64, since: Instant },
     /// It was promised memory, which is used when the members need so many pages or fewer.
-    Promised { asked: u64, left: u64, until: Instant },
+    Promised { asked: u64, left: u64, since: Instant, until: Instant },
     /// It was refused, and asks again at that moment.
     Refused { why: String, again: Instant },
 }
@@ -67,7 +70,9 @@ impl Group {
             Asking::Idle => pages > 0,
             Asking::Asked { since, .. } => pages == 0 || now.saturating_duration_since(*since) >= ANSWER_TIME,
             Asking::Promised { until, .. } if *until <= now => return self.lapsed(now),
-            Asking::Promised { asked, left, .. } => pages <= *left || pages > *asked,
+            Asking::Promised { asked, left, since, .. } => {
+                pages <= *left || pages > *asked || pages < *asked && now.saturating_duration_since(*since) >= MORE_TIME
+            }
             Asking::Refused { again, .. } => pages == 0 || *again <= now,
         };
         if is_due {
@@ -129,7 +134,7 @@ impl Group {
                 let pages = |room: &MemberRoom| room.bytes / page::PAGE_BYTES as u64;
                 let left = asked.saturating_sub(members.iter().map(pages).sum());
                 self.told_refusal = None;
-                self.asking = Asking::Promised { asked, left, until: now + Duration::from_secs(seconds) };
+                self.asking = Asking::Promised { asked, left, since: now, until: now + Duration::from_secs(seconds) };
                 self.give_room(|pid| members.iter().find(|room| room.pid == pid).map_or(0, pages));
             }
             Room::Refused(why) => {

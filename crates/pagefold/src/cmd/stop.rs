@@ -6,7 +6,7 @@ use anyhow::bail;
 use api::ask::{GroupState, MemberLine};
 use api::change::Change;
 use api::client::Service;
-use api::control::Fold;
+use api::control::{Fold, MemberReport};
 use cli::exit::{Outcome, Stop};
 use cli::{output, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -66,8 +66,11 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    fn left_bytes(&self) -> anyhow::Result<u64> {
-        Ok(folded_bytes(&self.service.show(&self.name)?))
+    /// Bytes that are still folded, and whether a member has yet to take in that nothing is to be folded. What such a member
+    /// is folding is in no figure.
+    fn left(&self) -> anyhow::Result<(u64, bool)> {
+        let state = self.service.show(&self.name)?;
+        Ok((folded_bytes(&state), state.report.members.iter().any(MemberReport::may_fold)))
     }
 }
 
@@ -103,9 +106,12 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let patience = Duration::from_secs(args.wait);
     let left = wait(&groups, needed, patience)?;
     let mut all = Vec::new();
-    for (group, left_bytes) in groups.iter().zip(left) {
+    for (group, (left_bytes, may_fold)) in groups.iter().zip(left) {
+        if may_fold {
+            say!("pagefold: group {}: a member has not answered in {} s, and may still fold", group.name, args.wait);
+        }
         let (stopped, is_left) = leave_all(group, left_bytes, patience)?;
-        if !is_left || left_bytes > 0 {
+        if !is_left || left_bytes > 0 || may_fold {
             outcome = Outcome::Partial;
         }
         all.push(stopped);
@@ -157,16 +163,17 @@ fn meant<'a>(args: &Args, services: &'a [Service]) -> anyhow::Result<Vec<Group<'
     }
 }
 
-/// Waits until nothing is folded. Returns the bytes of each group that still are.
-fn wait(groups: &[Group<'_>], all: u64, patience: Duration) -> anyhow::Result<Vec<u64>> {
+/// Waits until nothing is folded, and nothing will be. Returns what is left of each group.
+fn wait(groups: &[Group<'_>], all: u64, patience: Duration) -> anyhow::Result<Vec<(u64, bool)>> {
     let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr_with_hz(4));
     bar.set_style(ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes} private, {eta} left")?);
     let until = Instant::now() + patience;
     loop {
-        let left = groups.iter().map(Group::left_bytes).collect::<anyhow::Result<Vec<u64>>>()?;
-        let sum = left.iter().copied().fold(0, u64::saturating_add);
+        let left = groups.iter().map(Group::left).collect::<anyhow::Result<Vec<(u64, bool)>>>()?;
+        let sum = left.iter().fold(0, |sum: u64, (bytes, _)| sum.saturating_add(*bytes));
+        let may_fold = left.iter().any(|(_, may_fold)| *may_fold);
         bar.set_position(all.saturating_sub(sum));
-        if sum == 0 || Instant::now() > until {
+        if sum == 0 && !may_fold || Instant::now() > until {
             bar.finish_and_clear();
             return Ok(left);
         }
