@@ -159,7 +159,7 @@ impl Tally {
     }
 
     fn can_fold(&self, owner: GuestIndex, region: Region, kind: PageKind) -> bool {
-        region == Region::GuestRam || kind == PageKind::Anon && !self.vms[usize::from(owner.0)]
+        kind.can_be_folded(region, self.vms[usize::from(owner.0)])
     }
 
     fn add_single_commonness(&mut self, only: Entry) {

@@ -30,6 +30,11 @@ impl PageKind {
             Self::Folded => "folded",
         }
     }
+
+    /// Whether a page of this kind can be folded: guest RAM, and of other guests than VMs anonymous memory.
+    pub fn can_be_folded(self, region: Region, is_vm: bool) -> bool {
+        region == Region::GuestRam || self == Self::Anon && !is_vm
+    }
 }
 
 /// The part of a guest's footprint that a mapping belongs to.

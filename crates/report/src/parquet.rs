@@ -138,7 +138,10 @@ fn write_columns(
 }
 
 /// Writes the next column, in which every row has a value.
-fn required<T: DataType>(
+///
+/// # Errors
+/// The schema has no such column there, or it cannot be written.
+pub fn required<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, File>,
     values: impl IntoIterator<Item = T::T>,
 ) -> Result<(), ParquetError> {
@@ -146,7 +149,10 @@ fn required<T: DataType>(
 }
 
 /// Writes the next column, in which a row may have no value.
-fn optional<T: DataType>(
+///
+/// # Errors
+/// The schema has no such column there, or it cannot be written.
+pub fn optional<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, File>,
     values: impl IntoIterator<Item = Option<T::T>>,
 ) -> Result<(), ParquetError> {

@@ -101,6 +101,12 @@ impl Clones {
         self.tidy()
     }
 
+    /// Records of living clones that can be read. Changes nothing.
+    pub fn seen(&self) -> Vec<Record> {
+        let dirs = entries(&self.dir).unwrap_or_default();
+        dirs.iter().filter_map(|dir| Record::read(dir)).filter(Record::is_alive).collect()
+    }
+
     /// Living clones of a template.
     ///
     /// # Errors
