@@ -74,6 +74,11 @@ static INTERNAL_MOUNT: LazyLock<Option<u64>> = LazyLock::new(|| {
     fstat(&file).ok().map(|stat| stat.st_dev)
 });
 
+/// The device of the kernel's internal mount; `None` if no memory file can be made.
+pub(crate) fn internal_mount() -> Option<u64> {
+    *INTERNAL_MOUNT
+}
+
 /// Whether `/proc` is mounted so that processes of other users cannot be seen at all
 /// (`hidepid=invisible`, `hidepid=ptraceable`).
 pub fn proc_hides_processes() -> bool {

@@ -173,6 +173,12 @@ impl Mapping {
         format!("/proc/{}/map_files/{:x}-{:x}", thread_with_memory(pid), self.start.0, self.end.0).into()
     }
 
+    /// Whether it maps a memory file (`memfd_create`). The name alone is no proof: a file on disk, or one that a program serves, may
+    /// have it.
+    pub fn is_memory_file(&self) -> bool {
+        self.name.starts_with("/memfd:") && crate::mounts::internal_mount() == Some(self.device)
+    }
+
     /// Whether it maps a device or the kernel's own data rather than memory. That is told by the name, but for hugetlbfs,
     /// which may be mounted anywhere below `/dev`.
     pub fn is_device(&self) -> bool {
