@@ -4,6 +4,7 @@
 
 use clap::Subcommand;
 use cli::exit::Outcome;
+use std::ffi::OsString;
 
 mod attach;
 mod balance;
@@ -54,10 +55,21 @@ enum What {
     Ksm(ksm::Args),
     /// Storms, servers, builds and guests as members against not: how much longer they take
     Overhead(overhead::Args),
+    /// Plans for a simulated fleet: hosts that each policy needs, and how long a plan takes
+    Place(PlaceArgs),
     /// A service with many members: answers, costs, and whether the savings that it shows are so
     Serve(serve::Args),
     /// Guests that are cloned, beside the same guests booted, restored, and cloned by stock QEMU
     Start(start::Args),
+}
+
+/// Arguments of `pagefold bench place`, which pagefold-place knows.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct PlaceArgs {
+    /// Arguments of pagefold-place, which --help lists
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    words: Vec<OsString>,
 }
 
 /// Arguments of the hidden command by which a bench starts its processes.
@@ -81,8 +93,8 @@ enum GuestOf {
     Guard,
 }
 
-/// Runs the chosen bench.
-pub fn run(args: Args) -> anyhow::Result<Outcome> {
+/// Runs the chosen bench. `place` is run with the arguments of `pagefold bench place`.
+pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
     match args.what {
         What::Attach(args) => attach::run(&args),
         What::Balance(args) => balance::run(&args),
@@ -92,6 +104,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
         What::Overhead(args) => overhead::run(&args),
+        What::Place(args) => place(&args.words),
         What::Serve(args) => serve::run(&args),
         What::Start(args) => start::run(&args),
     }

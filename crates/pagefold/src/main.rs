@@ -48,6 +48,12 @@ enum Command {
     Journal(cmd::journal::Args),
     /// Memory between guests: what each has, should have, and gets
     Balance(cmd::balance::Args),
+    /// A row per guest: counts of its pages, and a sketch of their contents, for plans over many hosts
+    Sketch(cmd::place::Args),
+    /// Where guests of many hosts should live, by their sketches
+    Place(cmd::place::Args),
+    /// Memory of guests of many hosts, and what folding saves where they are, by their sketches
+    Fleet(cmd::place::Args),
     /// Guests as files, from which clones are started
     Template(cmd::template::Args),
     /// Start guests from a template, each another than its siblings
@@ -108,6 +114,9 @@ fn main() -> ExitCode {
         Command::Journal(args) => cmd::journal::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
+        Command::Sketch(args) => cmd::place::run(&["sketch"], &args.words),
+        Command::Place(args) => cmd::place::run(&["place"], &args.words),
+        Command::Fleet(args) => cmd::place::run(&["fleet"], &args.words),
         Command::Template(args) => cmd::template::run(&args),
         Command::Clone(args) => cmd::clone::clone(&args),
         Command::Clones(args) => cmd::clone::clones(&args),
@@ -115,7 +124,7 @@ fn main() -> ExitCode {
         Command::Save(args) => cmd::clone::save(&args),
         Command::Restore(args) => cmd::clone::restore(&args),
         Command::Lab(args) => cmd::lab::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(args, |words| cmd::place::run(&["bench", "place"], words)),
         Command::Study(args) => study::run(&args),
         Command::StudyGuest(args) => study::run_guest(&args),
         Command::BenchGuest(args) => bench::run_guest(&args),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 33] = [
+const FILES: [&str; 34] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
@@ -21,6 +21,7 @@ const FILES: [&str; 33] = [
     "usr/lib/pagefold/pagefold-agent",
     "usr/lib/pagefold/pagefold-attach",
     "usr/lib/pagefold/pagefold-identity",
+    "usr/lib/pagefold/pagefold-place",
     "usr/lib/pagefold/pagefold-prove",
     "usr/lib/pagefold/pagefold-web",
     "usr/lib/sysctl.d/60-pagefold.conf",
@@ -77,7 +78,8 @@ fn built(dir: &TempDir) -> Option<PathBuf> {
         return None;
     }
     fs::create_dir(dir.path().join("release")).expect("make a directory");
-    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, helper, "libpagefold.so"] {
+    let own = ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", "pagefold-place", "libpagefold.so"];
+    for name in own.into_iter().chain([agent, helper]) {
         let program = programs.parent().expect("a directory").join(name);
         let name = Path::new(name).file_name().expect("a name");
         assert!(program.exists(), "{} is not there: ./x build", program.display());

@@ -4,6 +4,7 @@ mod list;
 mod show;
 mod words;
 
+use crate::cmd::place;
 use crate::cmd::which::Which;
 use anyhow::bail;
 use api::change::{Change, HugePages, IndexSize, PoolSize, Printed, ScanRate, parse_fold, parse_zero_pages};
@@ -26,7 +27,8 @@ Examples:
   pagefold group set acme --fold unfold          make all pages private again, if there is memory for it
   pagefold group set acme --pool 2G              a smaller one unfolds nothing, it takes no new pages
   pagefold group set acme --scan-rate 50000 --huge-pages never
-  pagefold group reset acme                      as the configuration has it again")]
+  pagefold group reset acme                      as the configuration has it again
+  pagefold group suggest                         who would save most by trusting each other; nothing is changed")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -45,6 +47,8 @@ enum Action {
     Show(show::ShowArgs),
     /// Run a group differently from now on
     Set(SetArgs),
+    /// Which groups of this host would save most if they were one, and what they would let each other learn
+    Suggest(place::Args),
     /// Run a group as it is configured again
     Reset {
         /// The group
@@ -94,6 +98,13 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         Action::List => list::run(args),
         Action::Show(show) => show::run(args, show),
         Action::Set(set) => change(args, set),
+        Action::Suggest(suggest) => {
+            let json = args.json.then(|| "--json".into());
+            place::run(
+                &["group", "suggest"],
+                &[args.service.words(), json.into_iter().collect(), suggest.words.clone()].concat(),
+            )
+        }
         Action::Reset { group } => print_settings(args, &find(args, group)?.reset(group)?),
     }
 }

@@ -16,6 +16,7 @@ pub mod group;
 pub mod guests;
 pub mod journal;
 pub mod lab;
+pub mod place;
 pub mod run;
 pub mod serve;
 pub mod stop;

@@ -5,6 +5,7 @@ use api::client::Service;
 use api::place::{Meant, RULE};
 use guest::Membership;
 use host::ProcessId;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// The service that the caller means.
@@ -18,6 +19,11 @@ impl Which {
     /// The service by the option, or else by what is usual.
     pub fn meant(&self) -> Meant {
         Meant::of(self.service.as_deref(), None)
+    }
+
+    /// The option as words, for another program.
+    pub fn words(&self) -> Vec<OsString> {
+        self.service.iter().flat_map(|dir| ["--service".into(), dir.into()]).collect()
     }
 
     /// The members of the service, or of those that may be meant; `None` if there is none.

@@ -1,0 +1,166 @@
+//! `pagefold bench place`: plans of a simulated fleet.
+
+use crate::command::{Tables, fleet_of, now_s, print_json};
+use cli::exit::Outcome;
+use cli::output;
+use place::fleet::{Collector, Fleet, Rules};
+use place::plan::{Outcome as Sums, Settings, outcome, plan};
+use place::policy::Policy;
+use place::row::Row;
+use place::simulate::{HASHES, Kinds, Size, fleet, rows};
+use place::summary::{summary, sums};
+use place::table::{self, Source};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Arguments of `pagefold bench place`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hosts, all alike
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    hosts: u32,
+    /// Guests
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    guests: u32,
+    /// Tenants, each a group by itself
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    tenants: u32,
+    /// Hashes of a guest's sketch
+    #[arg(long, value_name = "N", default_value_t = HASHES, hide = true)]
+    hashes: usize,
+    /// Part of the folded pages that may break at once, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    storm: u8,
+    /// Write the fleet's table to this file, and have the engine read it
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `pagefold-place kinds`.
+#[derive(clap::Args)]
+pub struct KindsArgs {
+    #[command(flatten)]
+    tables: Tables,
+}
+
+/// The output of `--json`.
+#[derive(Serialize)]
+struct Report {
+    hosts: usize,
+    guests: usize,
+    tenants: usize,
+    storm_percent: u8,
+    plan_s: f64,
+    held_bytes: u64,
+    zero_bytes: u64,
+    inside_bytes: u64,
+    now_saved_without_zero_bytes: u64,
+    policies: Vec<OfPolicy>,
+    engines: Vec<OfEngine>,
+}
+
+#[derive(Serialize)]
+struct OfPolicy {
+    name: Policy,
+    hosts_needed: usize,
+    without_room: usize,
+    hosts_needed_with_zero_kept: usize,
+    saved_bytes: u64,
+    saved_without_zero_bytes: u64,
+    /// Part of the savings without zero pages that guests have by themselves.
+    inside_share: f64,
+}
+
+#[derive(Serialize)]
+struct OfEngine {
+    name: &'static str,
+    saved_bytes: u64,
+    seconds: f64,
+}
+
+/// Runs the bench.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let [hosts, guests, tenants] = [args.hosts, args.guests, args.tenants].map(|n| n as usize);
+    let drawn = fleet(&Kinds::measured(), &Size { hosts, guests, tenants, hashes: args.hashes });
+    let rules = Rules { storm: f64::from(args.storm) / 100.0, zero_pages: true };
+    let settings = Settings { policy: Policy::Likeness, rules, most_moves: 100, valid_s: 3600, now_s: now_s()? };
+    let begin = Instant::now();
+    let found = plan(&drawn, &settings);
+    let plan_s = begin.elapsed().as_secs_f64();
+    let total = summary(&sums(&drawn), "own", 0.0).total;
+    let of = |(name, sums): (Policy, Sums)| OfPolicy {
+        name,
+        hosts_needed: sums.hosts_needed,
+        without_room: sums.without_room,
+        hosts_needed_with_zero_kept: with_zero_kept(&drawn, name, &rules),
+        saved_bytes: sums.saved_bytes,
+        saved_without_zero_bytes: sums.saved_without_zero_bytes,
+        inside_share: total.inside_bytes as f64 / sums.saved_without_zero_bytes.max(1) as f64,
+    };
+    let report = Report {
+        hosts,
+        guests,
+        tenants,
+        storm_percent: args.storm,
+        plan_s,
+        held_bytes: total.held_bytes,
+        zero_bytes: total.zero_bytes,
+        inside_bytes: total.inside_bytes,
+        now_saved_without_zero_bytes: found.now.saved_without_zero_bytes,
+        policies: found.policies.iter().map(|named| of((named.name, named.outcome))).collect(),
+        engines: args.parquet.as_ref().map(|path| engines(path, &drawn)).transpose()?.unwrap_or_default(),
+    };
+    if args.json {
+        print_json(&report)?
+    } else {
+        output::line(text(&report))?
+    }
+    Ok(Outcome::Done)
+}
+
+fn with_zero_kept(fleet: &Fleet, policy: Policy, rules: &Rules) -> usize {
+    let rules = Rules { zero_pages: false, ..*rules };
+    outcome(fleet, &policy.place(fleet, &rules), &rules).hosts_needed
+}
+
+/// Has the engine read the fleet's table.
+fn engines(path: &Path, fleet: &Fleet) -> anyhow::Result<Vec<OfEngine>> {
+    table::write(path, &rows(fleet, now_s()?).collect::<Vec<_>>())?;
+    let begin = Instant::now();
+    let read = fleet_of(&[Source::named(path)], 0.0)?;
+    let summary = summary(&sums(&read), "own", begin.elapsed().as_secs_f64());
+    let saved_bytes = summary.total.saved_without_zero_bytes;
+    Ok(vec![OfEngine { name: summary.engine, saved_bytes, seconds: summary.seconds }])
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!("{} guests on {} hosts, planned in {:.1} s\n", report.guests, report.hosts, report.plan_s);
+    for policy in &report.policies {
+        let [with, without] = [policy.saved_bytes, policy.saved_without_zero_bytes].map(cli::bytes);
+        text += &format!(
+            "{:?}: {} hosts, {} where zero pages are kept; saves {with}, {without} without zero pages, {:.0}% of it inside guests\n",
+            policy.name,
+            policy.hosts_needed,
+            policy.hosts_needed_with_zero_kept,
+            policy.inside_share * 100.0
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+/// Prints means of guests by kind. Files may be of one host at several times: each counts as a host.
+pub fn kinds(args: &KindsArgs) -> anyhow::Result<Outcome> {
+    let files = args.tables.files()?;
+    let mut collector = Collector::of_rows(table::count(&files)?);
+    for file in &files {
+        table::read(std::slice::from_ref(file), &mut |row| {
+            collector.add(Row { host: file.path.display().to_string(), ..row })
+        })?;
+    }
+    output::bytes(toml::to_string(&Kinds::of(&collector.finish(0.0)?))?.as_bytes())?;
+    Ok(Outcome::Done)
+}

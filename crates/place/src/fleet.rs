@@ -1,0 +1,324 @@
+//! Hosts and guests as a plan sees them, and the sums that it keeps to.
+//!
+//! ```text
+//!   claimed = what the guests were given, and what they hold beside it
+//!   saved   = pages held - contents, among guests with one key; zero pages, where they are given back
+//!   needs   = claimed - saved + storm * saved - withdrawable,  at least claimed - saved
+//! ```
+//!
+//! The sums are those of the room `balance`: the host has room for everything that its guests may take, should their folded
+//! pages break. Memory that can be withdrawn stands for it: all that a guest has beyond its guarantee. `storm` is the part
+//! of the folded pages that break at once. Savings count with their lower bound.
+
+use crate::row::Row;
+use crate::theta::{Estimate, Sketch};
+use anyhow::{Context, ensure};
+use cli::exit::Stop;
+use page::PAGE_BYTES;
+use std::collections::BTreeMap;
+
+/// Most hashes of all sketches together, in memory: 512 MiB, unless each has the fewest.
+const MOST_HASHES: usize = 64 << 20;
+/// Fewest hashes that a sketch is cut to: 2 GiB of a million guests.
+const LEAST_HASHES: usize = 256;
+/// Error bars within which a sketch and the count of its contents agree: eight standard deviations.
+const PLAUSIBLE: f64 = 4.0;
+
+/// Rules of a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Part of the folded pages that break at once, from 0 to 1.
+    pub storm: f64,
+    /// Whether zero pages are given back.
+    pub zero_pages: bool,
+}
+
+/// A host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// When its sketches were taken.
+    pub epoch_s: u64,
+    /// Memory for guests.
+    pub room_pages: u64,
+}
+
+/// A guest.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its id.
+    pub id: String,
+    /// Its group.
+    pub group: String,
+    /// Its host, by number.
+    pub host: usize,
+    /// The key of its sketch, by number.
+    pub key: usize,
+    /// When its sketch was taken.
+    pub epoch_s: u64,
+    /// Memory that it may come to hold.
+    pub claimed_pages: u64,
+    /// Pages that folding leaves alone, which are among them.
+    pub other_pages: u64,
+    /// The part of it that can be withdrawn.
+    pub withdrawable_pages: u64,
+    /// Pages that folding reaches, zeros aside.
+    pub held_pages: u64,
+    /// Different contents of them.
+    pub distinct_pages: u64,
+    /// Pages of zeros.
+    pub zero_pages: u64,
+    /// The contents.
+    pub sketch: Sketch,
+}
+
+/// All hosts and guests.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    /// The hosts, by name.
+    pub hosts: Vec<Host>,
+    /// The guests.
+    pub guests: Vec<Guest>,
+    /// Public names of the keys.
+    pub keys: Vec<String>,
+}
+
+impl Guest {
+    /// A guest by its row and sketch.
+    fn of(row: Row, id: String, sketch: Sketch, host: usize, key: usize) -> Self {
+        let given = row.memory_bytes.map_or(0, |bytes| bytes / PAGE_BYTES as u64).max(row.resident_pages);
+        let kept = row.guaranteed_bytes.map_or(given, |bytes| bytes / PAGE_BYTES as u64);
+        let held_pages = row.resident_pages.saturating_sub(row.zero_pages);
+        Self {
+            id,
+            group: row.group.unwrap_or_default(),
+            host,
+            key,
+            epoch_s: row.epoch_s,
+            claimed_pages: given.saturating_add(row.other_pages),
+            other_pages: row.other_pages,
+            withdrawable_pages: given.saturating_sub(kept),
+            held_pages,
+            distinct_pages: row.distinct_pages.min(held_pages),
+            zero_pages: row.zero_pages.min(row.resident_pages),
+            sketch,
+        }
+    }
+
+    /// Pages that it holds more than once.
+    pub fn inside_pages(&self) -> u64 {
+        self.held_pages - self.distinct_pages
+    }
+}
+
+/// Collects rows: of each host those of its last epoch, of each guest the last row. The fleet does not depend on the order of the hosts'
+/// rows, nor of the guests'.
+pub struct Collector {
+    most_hashes: usize,
+    hosts: BTreeMap<String, Epoch>,
+}
+
+/// The last epoch of a host.
+#[derive(Default)]
+struct Epoch {
+    epoch_s: u64,
+    /// Memory of the host, and pages in use beside its guests.
+    own: Option<(u64, u64)>,
+    guests: BTreeMap<String, (Row, Option<Sketch>)>,
+}
+
+impl Collector {
+    /// Collects at most so many rows, whose sketches are cut so that all of them fit into memory.
+    pub fn of_rows(rows: usize) -> Self {
+        Self { most_hashes: (MOST_HASHES / rows.max(1)).max(LEAST_HASHES), hosts: BTreeMap::new() }
+    }
+
+    /// Takes a row.
+    ///
+    /// # Errors
+    /// Its sketch cannot be read, or is not of as many contents as the row says.
+    pub fn add(&mut self, mut row: Row) -> anyhow::Result<()> {
+        let epoch = self.hosts.entry(row.host.clone()).or_default();
+        if epoch.epoch_s > row.epoch_s {
+            return Ok(());
+        }
+        if epoch.epoch_s < row.epoch_s {
+            *epoch = Epoch { epoch_s: row.epoch_s, ..Epoch::default() };
+        }
+        let Some(id) = row.guest.clone() else {
+            epoch.own = row.memory_bytes.map(|bytes| (bytes, row.other_pages));
+            return Ok(());
+        };
+        let read = |bytes: Vec<u8>| Sketch::read(&bytes, self.most_hashes);
+        let sketch = row.sketch.take().map(read).transpose();
+        let sketch = sketch.with_context(|| format!("the sketch of {id} on host {}", row.host))?;
+        if let Some(size) = sketch.as_ref().map(Sketch::size) {
+            ensure!(
+                (size.pages - row.distinct_pages as f64).abs() <= PLAUSIBLE * size.error + 1.0,
+                "the sketch of {id} on host {} is of {:.0} contents, and its row says {}",
+                row.host,
+                size.pages,
+                row.distinct_pages
+            );
+        }
+        epoch.guests.insert(id, (row, sketch));
+        Ok(())
+    }
+
+    /// The fleet. `floor` is the part of each host's memory that guests do not get.
+    ///
+    /// # Errors
+    /// A host has no row of its own.
+    pub fn finish(self, floor: f64) -> anyhow::Result<Fleet> {
+        let (mut fleet, mut keys) = (Fleet::default(), BTreeMap::<String, usize>::new());
+        for (name, epoch) in self.hosts {
+            let Some((memory_bytes, others)) = epoch.own else {
+                let text = format!("host {name} has no row of its own: nobody knows how much memory it has");
+                return Err(Stop::Usage(text).into());
+            };
+            let memory_pages = (memory_bytes / PAGE_BYTES as u64) as f64;
+            let room_pages = ((memory_pages * (1.0 - floor)) as u64).saturating_sub(others);
+            let host = fleet.hosts.len();
+            for (id, (mut row, sketch)) in epoch.guests {
+                let key = match (row.key.take(), &sketch) {
+                    (Some(key), Some(_)) => *keys.entry(key).or_insert_with_key(|key| fleet.new_key(key.clone())),
+                    // A guest without a sketch shares with nobody.
+                    _ => fleet.new_key(format!("{name}/{id}")),
+                };
+                fleet.guests.push(Guest::of(row, id, sketch.unwrap_or_default(), host, key));
+            }
+            fleet.hosts.push(Host { name, epoch_s: epoch.epoch_s, room_pages });
+        }
+        Ok(fleet)
+    }
+}
+
+impl Fleet {
+    fn new_key(&mut self, name: String) -> usize {
+        self.keys.push(name);
+        self.keys.len() - 1
+    }
+}
+
+/// Guests with one key on one host.
+#[derive(Clone, Debug)]
+struct Sharing {
+    key: usize,
+    guests: usize,
+    held_pages: u64,
+    distinct_pages: u64,
+    most_distinct_pages: u64,
+    contents: Sketch,
+}
+
+/// The sums of guests on one host.
+#[derive(Clone, Debug, Default)]
+pub struct Load {
+    claimed_pages: u64,
+    withdrawable_pages: u64,
+    zero_pages: u64,
+    sharing: Vec<Sharing>,
+}
+
+impl Load {
+    /// The load of these guests.
+    pub fn of<'a>(guests: impl IntoIterator<Item = &'a Guest>) -> Self {
+        let mut by_key: BTreeMap<usize, Vec<&Guest>> = BTreeMap::new();
+        for guest in guests {
+            by_key.entry(guest.key).or_default().push(guest);
+        }
+        let mut load = Self::default();
+        for (key, guests) in by_key {
+            guests.iter().for_each(|guest| load.count(guest));
+            let distinct = || guests.iter().map(|guest| guest.distinct_pages);
+            load.sharing.push(Sharing {
+                key,
+                guests: guests.len(),
+                held_pages: guests.iter().map(|guest| guest.held_pages).sum(),
+                distinct_pages: distinct().sum(),
+                most_distinct_pages: distinct().max().unwrap_or(0),
+                contents: Sketch::union_of(guests.iter().map(|guest| &guest.sketch)),
+            });
+        }
+        load
+    }
+
+    /// Adds a guest.
+    pub fn add(&mut self, guest: &Guest) {
+        self.count(guest);
+        let with = self.sharing_with(guest);
+        match self.sharing.iter_mut().find(|sharing| sharing.key == guest.key) {
+            Some(sharing) => *sharing = with,
+            None => self.sharing.push(with),
+        }
+    }
+
+    /// The guests with the key of this one, and this one.
+    fn sharing_with(&self, guest: &Guest) -> Sharing {
+        let contents = self.sharing.iter().find(|sharing| sharing.key == guest.key);
+        let before = contents.cloned().unwrap_or_else(|| Sharing::of_nobody(guest.key));
+        Sharing {
+            key: guest.key,
+            guests: before.guests + 1,
+            held_pages: before.held_pages + guest.held_pages,
+            distinct_pages: before.distinct_pages + guest.distinct_pages,
+            most_distinct_pages: before.most_distinct_pages.max(guest.distinct_pages),
+            contents: before.contents.union(&guest.sketch),
+        }
+    }
+
+    fn count(&mut self, guest: &Guest) {
+        self.claimed_pages += guest.claimed_pages;
+        self.withdrawable_pages += guest.withdrawable_pages;
+        self.zero_pages += guest.zero_pages;
+    }
+
+    /// Pages that folding saves.
+    pub fn saved(&self, zero_pages: bool) -> Estimate {
+        let zeros = if zero_pages { self.zero_pages } else { 0 };
+        self.sharing.iter().map(Sharing::saved).fold(Estimate::exact(zeros as f64), Estimate::plus)
+    }
+
+    /// Memory that these guests need, in pages.
+    pub fn needs(&self, rules: &Rules) -> f64 {
+        self.needs_at(self.saved(rules.zero_pages), rules)
+    }
+
+    /// Memory that these guests and one more need, in pages.
+    pub fn needs_with(&self, guest: &Guest, rules: &Rules) -> f64 {
+        let zeros = if rules.zero_pages { self.zero_pages + guest.zero_pages } else { 0 };
+        let others = self.sharing.iter().filter(|sharing| sharing.key != guest.key).map(Sharing::saved);
+        let own = self.sharing_with(guest).saved();
+        let saved = others.fold(Estimate::exact(zeros as f64).plus(own), Estimate::plus);
+        let (claimed_pages, withdrawable_pages) =
+            (self.claimed_pages + guest.claimed_pages, self.withdrawable_pages + guest.withdrawable_pages);
+        Self { claimed_pages, withdrawable_pages, zero_pages: 0, sharing: Vec::new() }.needs_at(saved, rules)
+    }
+
+    fn needs_at(&self, saved: Estimate, rules: &Rules) -> f64 {
+        let sure = (saved.pages - saved.error).max(0.0);
+        let folded = self.claimed_pages as f64 - sure;
+        folded.max(folded + rules.storm * sure - self.withdrawable_pages as f64)
+    }
+}
+
+impl Sharing {
+    fn of_nobody(key: usize) -> Self {
+        let contents = Sketch::default();
+        Self { key, guests: 0, held_pages: 0, distinct_pages: 0, most_distinct_pages: 0, contents }
+    }
+
+    fn saved(&self) -> Estimate {
+        if self.guests == 1 {
+            return Estimate::exact((self.held_pages - self.distinct_pages) as f64);
+        }
+        let union = self.contents.size();
+        let contents = union.pages.clamp(self.most_distinct_pages as f64, self.distinct_pages as f64);
+        Estimate { pages: self.held_pages as f64 - contents, error: union.error }
+    }
+}
+
+#[cfg(test)]
+#[path = "fleet_tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,125 @@
+//! Folded pages of guests: those of mappings of a pool that are not private. Hardly any page table has them all, so they are looked
+//! up in the pool's file.
+//!
+//! Any process may map a file by the name of a pool, as long and as often as it likes. Only memory that the file really holds is looked
+//! at, and of a guest no more than [`MOST_PAGES`].
+
+use anyhow::{Context, ensure};
+use guest::{Guest, holds_folded_pages};
+use host::{Mapping, Pagemap, PagemapEntry};
+use page::{Fingerprint, HostVirt, PAGE_BYTES};
+use rustix::fs::{SeekFrom, seek};
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+
+/// Most folded pages of a guest: 1 TiB.
+const MOST_PAGES: u64 = 1 << 28;
+/// Pages that are looked up at once.
+const BATCH_PAGES: u64 = 1 << 14;
+
+/// Folded pages of a guest, in page tables or not.
+#[derive(Default)]
+pub struct Folded {
+    /// Their number, without those of zeros.
+    pub pages: u64,
+    /// Their contents.
+    pub contents: HashSet<u64>,
+    /// Mappings that were gone, or had become others, before they could be looked at.
+    pub gone_mappings: u64,
+}
+
+/// Contents of the slots of pools, each read once, by the device and inode of their file and their offset there.
+#[derive(Default)]
+pub struct Slots {
+    contents: BTreeMap<(u64, u64), BTreeMap<u64, u64>>,
+}
+
+impl Slots {
+    /// Number of slots that guests map.
+    pub fn pages(&self) -> u64 {
+        self.contents.values().map(|slots| slots.len() as u64).sum()
+    }
+
+    /// The folded pages of a guest.
+    ///
+    /// # Errors
+    /// A process has ended or may not be looked at, or there are too many.
+    pub fn of(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
+        let (mut folded, mut looked_at, mut entries) = (Folded::default(), 0, Vec::new());
+        for &pid in &guest.pids {
+            let (mappings, pagemap) = (Mapping::read_all(pid)?, Pagemap::open(pid)?);
+            for mapping in mappings.iter().filter(|m| holds_folded_pages(m) && m.is_memory_file()) {
+                // One is open at a time: a process may map more files than may be open.
+                let path = mapping.file_path(pid);
+                let file = match File::open(&path) {
+                    // A member folds and unfolds while it is looked at.
+                    Err(e) if e.kind() == ErrorKind::NotFound => {
+                        folded.gone_mappings += 1;
+                        continue;
+                    }
+                    opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
+                };
+                let known = self.contents.entry((mapping.device, mapping.inode)).or_default();
+                let mut at = mapping.offset;
+                while let Some((offset, pages)) = filled(&file, mapping, at) {
+                    looked_at += pages;
+                    ensure!(looked_at <= MOST_PAGES, "more than {MOST_PAGES} pages of a pool are mapped");
+                    let start = HostVirt(mapping.start.0 + (offset - mapping.offset));
+                    pagemap.read(start, pages, &mut entries)?;
+                    folded.add(&file, known, offset, &entries)?;
+                    at = offset + pages * PAGE_BYTES as u64;
+                }
+            }
+        }
+        Ok(folded)
+    }
+}
+
+/// The next slots of a mapping that take memory, from this offset in the file on: the offset of the first, and their number.
+fn filled(file: &File, mapping: &Mapping, at: u64) -> Option<(u64, u64)> {
+    let end = mapping.offset.saturating_add(mapping.bytes());
+    // Behind the last data, `seek` fails.
+    let start = seek(file, SeekFrom::Data(at)).ok()?;
+    let stop = seek(file, SeekFrom::Hole(start)).ok()?.min(end);
+    (start < stop).then(|| (start, (stop - start).div_ceil(PAGE_BYTES as u64).min(BATCH_PAGES)))
+}
+
+impl Folded {
+    /// Adds those of the slots from this offset on whose pages are neither private nor in swap.
+    fn add(
+        &mut self,
+        file: &File,
+        known: &mut BTreeMap<u64, u64>,
+        offset: u64,
+        entries: &[PagemapEntry],
+    ) -> anyhow::Result<()> {
+        for (n, entry) in entries.iter().enumerate() {
+            let is_private = entry.swapped() || entry.present() && !entry.file_or_shared();
+            if is_private {
+                continue;
+            }
+            let content = content(file, known, offset + (n * PAGE_BYTES) as u64)?;
+            // A template's own zero pages take no memory.
+            if content != Fingerprint::ZERO_PAGE.0 {
+                self.pages += 1;
+                self.contents.insert(content);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn content(file: &File, known: &mut BTreeMap<u64, u64>, offset: u64) -> anyhow::Result<u64> {
+    if let Some(content) = known.get(&offset) {
+        return Ok(*content);
+    }
+    let mut page = [0; PAGE_BYTES];
+    file.read_exact_at(&mut page, offset).context("cannot read the pool")?;
+    let content = Fingerprint::of(&page).0;
+    if content != Fingerprint::ZERO_PAGE.0 {
+        known.insert(offset, content);
+    }
+    Ok(content)
+}
