@@ -12,17 +12,21 @@
 //!     | @pagefold-identity 1 nonce=UUID machine-id=.. boot-id=.. hostname=.. time=.. random=.. [failed=..]
 //! ```
 //!
+//! A guest that stood still gets `pagefold-clock 1 nonce=UUID time=..`, and sets its clock alone.
+//!
 //! The same line may come twice, and does no harm then. The host believes an answer only if it bears the nonce, and all
 //! that the helper reads back is what was asked (`Request::check`). The helper is the guest's: it can lie about itself, and
 //! harms nobody else by that.
 #![forbid(unsafe_code)]
 
 mod answer;
+mod clock;
 pub mod repair;
 mod request;
 mod words;
 
 pub use answer::Answer;
+pub use clock::Clock;
 pub use request::{Address, Request};
 
 /// Longest line of either side, in bytes.
@@ -31,5 +35,7 @@ pub const LINE_BYTES: usize = 1024;
 pub const VERSION: &str = "1";
 /// First word of the host's line.
 const ASKS: &str = "pagefold-identity";
+/// First word of the host's line for a guest that stood still.
+const ASKS_CLOCK: &str = "pagefold-clock";
 /// First word of the helper's line.
 const ANSWERS: &str = "@pagefold-identity";

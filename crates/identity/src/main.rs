@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use identity::repair::Machine;
-use identity::{LINE_BYTES, Request};
+use identity::{Answer, Clock, LINE_BYTES, Request};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -45,11 +45,18 @@ fn serve(device: &Path) -> io::Result<()> {
                 line.push(*byte);
                 continue;
             }
-            let asked = std::str::from_utf8(&line).ok().and_then(|text| Request::parse(text.trim()));
+            let answer = std::str::from_utf8(&line).ok().and_then(|text| answer(text.trim()));
             line.clear();
-            if let Some(request) = asked {
-                port.write_all(Machine::own().repair(&request).line().as_bytes())?;
+            if let Some(answer) = answer {
+                port.write_all(answer.line().as_bytes())?;
             }
         }
     }
+}
+
+/// Does what a line asks for; `None` if it asks for nothing.
+fn answer(text: &str) -> Option<Answer> {
+    let machine = Machine::own();
+    let repaired = Request::parse(text).map(|request| machine.repair(&request));
+    repaired.or_else(|| Clock::parse(text).map(|clock| machine.set_clock(&clock)))
 }

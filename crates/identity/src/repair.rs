@@ -12,7 +12,7 @@
 //!
 //! Monotonic time cannot be stepped: it goes on where the template's stood.
 
-use crate::{Address, Answer, Request};
+use crate::{Address, Answer, Clock, Request};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -62,11 +62,20 @@ impl Machine {
             let reason = repair(self, request).err()?;
             Some(format!("{name}:{reason}"))
         });
-        let failed = failed.collect();
+        self.answer(&request.nonce, failed.collect())
+    }
+
+    /// Sets the clock alone, and reads back what the machine is then.
+    pub fn set_clock(&self, clock: &Clock) -> Answer {
+        let failed = set_clock(clock.time).err().map(|reason| format!("clock:{reason}"));
+        self.answer(&clock.nonce, failed.into_iter().collect())
+    }
+
+    fn answer(&self, nonce: &str, failed: Vec<String>) -> Answer {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let now = clock_gettime(ClockId::Realtime);
         Answer {
-            nonce: request.nonce.clone(),
+            nonce: nonce.to_owned(),
             machine_id: fs::read_to_string(self.etc("machine-id")).unwrap_or_default().trim().to_owned(),
             boot_id: read(BOOT_ID),
             hostname: read(HOSTNAME),

@@ -7,7 +7,7 @@ use act::SEED_BYTES;
 use std::time::Duration;
 
 /// Tolerated distance of a clone's clock from the host's, where its answer arrives: 0.5 s.
-const CLOCK: Duration = Duration::from_millis(500);
+pub(crate) const CLOCK: Duration = Duration::from_millis(500);
 
 /// A new identity for a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The conversation with the helper inside a guest.
 
-use crate::identities::{Identity, now};
+use crate::identities::{Identity, now, uuid};
 use crate::machine::IDENTITY;
 use anyhow::{Context, bail};
 use host::ProcessId;
-use identity::{Answer, LINE_BYTES};
+use identity::{Answer, Clock, LINE_BYTES};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -77,6 +77,24 @@ impl Helper {
         }
     }
 
+    /// Has the helper set the clock of a guest that stood still. Returns whether it has answered that it is right.
+    pub(crate) fn set_clock(&mut self, deadline: Instant) -> anyhow::Result<bool> {
+        let nonce = uuid();
+        while Instant::now() < deadline {
+            let clock = Clock { nonce: nonce.clone(), time: now() };
+            self.stream.set_write_timeout(Some(AGAIN))?;
+            // As above: one that reads nothing has no room for it.
+            let _ = self.stream.write_all(clock.line().as_bytes());
+            let until = (Instant::now() + AGAIN).min(deadline);
+            while let Some(answer) = self.answer(until)? {
+                if clock.is_set(&answer, now()) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// The next answer; `None` when it is late.
     fn answer(&mut self, until: Instant) -> anyhow::Result<Option<Answer>> {
         loop {
@@ -125,6 +143,29 @@ mod tests {
             }
         });
         Helper { stream: host, heard: Vec::new(), open: 0 }
+    }
+
+    #[test]
+    fn clock_of_a_guest_that_stood_still_is_set_or_nobody_knows_how() {
+        let talk_clock = |behind: u64| {
+            let (host, guest) = UnixStream::pair().expect("a socket pair");
+            thread::spawn(move || {
+                let mut guest_writes = guest.try_clone().expect("duplicate");
+                for line in BufReader::new(guest).lines().map_while(Result::ok) {
+                    let Some(clock) = Clock::parse(&line) else { continue };
+                    let (text, time) = (String::new, clock.time - Duration::from_secs(behind));
+                    let (machine_id, boot_id, hostname, random) = (text(), text(), text(), text());
+                    let failed = Vec::new();
+                    let answer = Answer { nonce: clock.nonce, machine_id, boot_id, hostname, time, random, failed };
+                    let _ = guest_writes.write_all(answer.line().as_bytes());
+                }
+            });
+            let mut helper = Helper { stream: host, heard: Vec::new(), open: 0 };
+            helper
+                .set_clock(Instant::now() + Duration::from_millis(if behind == 0 { 60_000 } else { 200 }))
+                .expect("a line")
+        };
+        assert_eq!([talk_clock(0), talk_clock(60)], [true, false]);
     }
 
     fn honest(request: Request) -> Answer {

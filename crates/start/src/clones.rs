@@ -6,6 +6,7 @@ mod saved;
 
 pub(crate) use awaited::MEMORY;
 
+use crate::ask::Helper;
 use crate::folding::{Folding, release};
 use crate::machine::QMP;
 use crate::memory;
@@ -23,7 +24,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A directory of clones.
 #[derive(Clone, Debug)]
@@ -242,6 +243,16 @@ impl Clones {
     /// Its process does not end, or its directory cannot be removed.
     pub fn end(&self, clone: &Record) -> anyhow::Result<()> {
         self.forget(clone)
+    }
+
+    /// Has the helper inside a clone set its clock. Returns whether it has answered that it is right.
+    ///
+    /// # Errors
+    /// Its line is broken.
+    pub fn set_clock(&self, clone: &Record, patience: Duration) -> anyhow::Result<bool> {
+        let Some(process) = clone.process.as_ref().filter(|_| clone.state == State::Running) else { return Ok(false) };
+        let deadline = Instant::now() + patience;
+        Helper::connect(&self.dir_of(&clone.name), process, deadline)?.set_clock(deadline)
     }
 
     /// Puts a clone back to where its template stood, with its own name and addresses.
