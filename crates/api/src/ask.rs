@@ -7,6 +7,7 @@
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
 use crate::enrol::{NotAttached, Rule, Via};
+use crate::promise::{Answered, Asked, Fit};
 use cli::journal::By;
 use host::{Received, Seqpacket};
 use serde::de::DeserializeOwned;
@@ -129,6 +130,14 @@ pub enum Ask {
         /// Time after which it ends, in seconds: [`MOST_PACED_S`] at most.
         for_s: u32,
     },
+    /// Do further guests fit? Memory is promised to them.
+    Admit {
+        /// The guests.
+        asked: Asked,
+        /// Of the web side: who asked it.
+        #[serde(default)]
+        by: Option<By>,
+    },
     /// List the members of all groups.
     Members,
     /// List what is wrong with the service itself.
@@ -193,6 +202,8 @@ pub enum Answer {
     Set(Box<Settings>),
     /// A group's state.
     Report(Box<GroupState>),
+    /// Whether further guests fit.
+    Admission(Box<Answered>),
     /// Lines of the journal, each with the place behind it; the last one is where to go on.
     Journal(Vec<(u64, Value)>, u64),
     /// For each page of [`Ask::Why`], the number of the [`wire::Why`].
@@ -337,6 +348,9 @@ pub struct GroupState {
     /// Most pages that it fingerprints a second for a while, in place of its settings' scan rate ([`Ask::Pace`]).
     #[serde(default)]
     pub pressure_scan_rate: Option<u32>,
+    /// How many more like most of its VMs fit; `None` where it has none, or nobody balances memory.
+    #[serde(default)]
+    pub fit: Option<Fit>,
     /// Number of the pool's segments kept for the worker's successor.
     pub segments: usize,
     /// Processes that a rule fits, or that a member has forked, and that are no members.

@@ -18,6 +18,7 @@ use crate::control::Settings;
 use crate::enrol::{NotAttached, Rule, Via};
 use crate::name;
 use crate::place::{Meant, Place, Untrusted, own_uid};
+use crate::promise::{Answered, Asked};
 use anyhow::{Context, bail};
 use cli::exit::Stop;
 use cli::journal::By;
@@ -407,6 +408,17 @@ impl Service {
     /// The service refuses.
     pub fn set_for(&self, by: By, group: &str, change: Change) -> anyhow::Result<Settings> {
         self.settings_after(&Ask::Set { group: group.to_owned(), change, by: Some(by) })
+    }
+
+    /// Asks whether further guests fit, for somebody who has asked the web side.
+    ///
+    /// # Errors
+    /// The service refuses, or hangs up.
+    pub fn admit_for(&self, by: By, asked: Asked) -> anyhow::Result<Answered> {
+        self.asked(&Ask::Admit { asked, by: Some(by) }, |mut answers| match answers.next()? {
+            Answer::Admission(answered) => Ok(*answered),
+            other => unexpected(&other),
+        })
     }
 
     /// Tells that the web side was asked with tokens that are none: how often in all, and by address.

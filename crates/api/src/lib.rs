@@ -13,6 +13,7 @@
 //! | `name` | valid names of groups and members |
 //! | `hand` | connections that are handed on to a service |
 //! | `template` | questions about templates, and the files that go with them |
+//! | `promise` | memory promised to guests before they start |
 //! | `place` | the directory of a service |
 //! | `shown` | groups in the shapes that programs read |
 //! | `setup` | the supervisor's word to `pagefold-web` |
@@ -31,6 +32,7 @@ pub mod hand;
 pub mod member_words;
 pub mod name;
 pub mod place;
+pub mod promise;
 pub mod setup;
 pub mod shown;
 pub mod template;

@@ -8,6 +8,7 @@ use crate::change::Printed;
 use crate::control::{GroupReport, MemberReport};
 use crate::enrol::{NotAttached, Via};
 use crate::member_words;
+use crate::promise::Fit;
 use host::{Ksm, KsmStat};
 use page::Savings;
 use serde::Serialize;
@@ -76,6 +77,9 @@ pub struct ShownGroup {
     pool_limit: PoolLimit,
     /// Most pages fingerprinted a second while the host is short of memory, in place of the settings' scan rate.
     pressure_scan_rate: Option<u32>,
+    /// How many more like most of its VMs fit. It is `null` where it has none, where nobody balances memory, and for callers that do not
+    /// see all groups.
+    fit: Option<Fit>,
     /// Number of the pool's files that are kept for the worker's successor.
     segments: usize,
     /// Memory that folding saves, net of its costs; may be negative.
@@ -96,6 +100,7 @@ impl From<GroupState> for ShownGroup {
             worker_pid: state.worker_pid,
             pool_limit: state.pool_limit,
             pressure_scan_rate: state.pressure_scan_rate,
+            fit: state.fit,
             segments: state.segments,
             saved_bytes: state.report.savings.saved_bytes(),
             not_attached: state.not_attached,
@@ -280,6 +285,7 @@ mod tests {
             worker_pid: Some(9),
             pool_limit: PoolLimit::of(&Settings::default(), None),
             pressure_scan_rate: None,
+            fit: None,
             segments: 1,
             not_attached: Vec::new(),
             report,

@@ -82,6 +82,10 @@ pub struct Reservation {
 pub struct GuestFacts {
     /// Its id, as `pagefold guests` has it.
     pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Seconds since its process started, or since the balancer saw it first, whichever is less.
+    pub age_s: u64,
     /// Its group.
     pub group: String,
     /// RAM without a balloon.
@@ -100,6 +104,10 @@ pub struct GuestFacts {
     pub swapped_bytes: u64,
     /// RAM whose frames others hold too.
     pub folded_bytes: u64,
+    /// The most RAM that it was seen to hold alone.
+    pub peak_bytes: u64,
+    /// Private memory of its process beside its RAM.
+    pub beside_bytes: u64,
     /// Its part of its group's net savings.
     pub saved_bytes: i64,
     /// Behaviour of its balloon driver.
@@ -160,6 +168,7 @@ impl GuestFacts {
         self.guaranteed_bytes = self.guaranteed_bytes.min(ram);
         self.resident_bytes = self.resident_bytes.min(ram);
         self.folded_bytes = self.folded_bytes.min(self.resident_bytes);
+        self.peak_bytes = self.peak_bytes.min(ram);
         // A page that shares no frame has saved nothing that the kernel shows.
         self.saved_bytes = self.saved_bytes.min(signed(self.folded_bytes));
         self.actual_bytes = self.actual_bytes.min(ram);
@@ -180,6 +189,11 @@ impl GuestFacts {
     /// Its size. A guest whose frames show that it holds more than it says has that much.
     pub fn size_bytes(&self) -> u64 {
         self.actual_bytes.max(self.resident_bytes).min(self.ram_bytes)
+    }
+
+    /// RAM in frames that it alone holds.
+    pub const fn private_bytes(&self) -> u64 {
+        self.resident_bytes.saturating_sub(self.folded_bytes)
     }
 
     /// Its size above its guarantee.

@@ -27,6 +27,7 @@
 // Figures that others say are added up here.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod admit;
 pub mod baseline;
 mod driver;
 mod facts;
@@ -40,8 +41,10 @@ pub mod price;
 mod remind;
 mod reserve;
 mod share_out;
+mod standing;
 mod still;
 
+pub use admit::{Admission, Assurance, Costs, Wanted, admit};
 pub use driver::{Driver, DriverState, Sighting, has_arrived};
 pub use facts::{Claims, Facts, GroupFacts, GuestFacts, HostFacts, Reservation};
 pub use ladder::{Ladder, Rung, RungEvent, relief_bytes};
@@ -52,8 +55,11 @@ pub use plan::{History, Plan, Refusal, Step, make_room, plan};
 pub use policy::{Policy, Wish};
 pub use remind::reminder;
 pub use reserve::{Budget, Reserve};
+pub use standing::{Held, Seen, Standing};
 pub use still::Stillness;
 
+#[cfg(test)]
+mod admit_tests;
 #[cfg(test)]
 mod extreme_tests;
 #[cfg(test)]

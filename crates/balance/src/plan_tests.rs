@@ -36,6 +36,7 @@ prop_compose! {
             swapped_bytes: swapped, saved_bytes: saved,
             driver: if driver < 4 { DriverState::Works } else { DriverState::Lies }, withdrawal_bytes_per_s: rate, claims,
             faults_by_size: curve,
+            ..GuestFacts::default()
         }
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn owed_bytes(guest: &GuestFacts) -> u64 {
 }
 
 /// Memory that a guest is about to have: what it was told of, or lacks to its guarantee.
-fn expected_bytes(guest: &GuestFacts) -> u64 {
+pub(crate) fn expected_bytes(guest: &GuestFacts) -> u64 {
     owed_bytes(guest).max(guest.coming_bytes())
 }
 

@@ -90,7 +90,7 @@ pub use smaps::{Mapping, Usage};
 pub use socket::SocketKind;
 pub use stream::connect_within;
 pub use system::{
-    Kernel, available_bytes, boot_clock_s, boot_id, boot_time_s, free_bytes, free_swap_bytes, has_swap,
+    Kernel, available_bytes, boot_clock_ms, boot_clock_s, boot_id, boot_time_s, free_bytes, free_swap_bytes, has_swap,
     own_peak_rss_bytes, own_uid, page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes,
     total_swap_bytes, usual_reserve_bytes,
 };

@@ -88,6 +88,13 @@ pub fn boot_clock_s() -> u64 {
     u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or(0)
 }
 
+/// Milliseconds since the machine started, by the same clock.
+pub fn boot_clock_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let [seconds, nanoseconds] = [time.tv_sec, time.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+    seconds * 1000 + nanoseconds / 1_000_000
+}
+
 /// The id of this start of the machine: 36 characters, another for each.
 ///
 /// # Errors

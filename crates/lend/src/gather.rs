@@ -6,11 +6,9 @@ use crate::ledger::Ledger;
 use crate::many;
 use crate::ram_use::RamUse;
 use crate::rules::Rules;
-use balance::{
-    Claims, Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Reservation, Rung, Sighting, Step,
-};
+use balance::{Claims, Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Rung, Sighting, Step};
 use guest::Guest;
-use host::MemoryLimits;
+use host::{MemoryLimits, ProcessId};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -57,6 +55,8 @@ struct Watched {
     is_unused: bool,
     /// When it was last told its size again.
     reminded: Option<Duration>,
+    /// When it was seen first.
+    since: Option<Duration>,
 }
 
 /// Gathers facts round by round.
@@ -72,7 +72,13 @@ pub struct Gatherer {
 impl Gatherer {
     /// A gatherer that has seen nothing.
     pub fn new(rules: Rules) -> Self {
-        Self { rules, began: Instant::now(), rate: 1, limits: MemoryLimits::find(), watched: BTreeMap::new() }
+        Self {
+            rules,
+            began: Instant::now(),
+            rate: 1,
+            limits: MemoryLimits::find(),
+            watched: BTreeMap::new(),
+        }
     }
 
     /// Decisions of the operator.
@@ -108,14 +114,9 @@ impl Gatherer {
         let asked = self.ask_all(&vms);
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
         let guests: Vec<GuestFacts> = vms.iter().zip(asked).filter_map(guest_facts).collect();
-        let reserved = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name));
-        let reservation = |(name, bytes): (String, u64)| Reservation { name, bytes };
-        let facts = Facts {
-            host: self.host(ledger.rung(), &guests)?,
-            groups: saved.groups.clone(),
-            guests,
-            reservations: reserved.into_iter().map(reservation).collect(),
-        };
+        let reservations = ledger.reserved(|name| vms.iter().any(|guest| guest.name == name))?;
+        let facts =
+            Facts { host: self.host(ledger.rung(), &guests)?, groups: saved.groups.clone(), guests, reservations };
         Ok(facts.bounded())
     }
 
@@ -202,31 +203,32 @@ impl Gatherer {
         })
     }
 
+    /// RAM of a guest in frames, after a look at what is plugged in; `None` if it has ended.
+    fn ram_of(&mut self, guest: &Guest, started_with: u64, asked: Option<&Answer>, at: Duration) -> Option<RamUse> {
+        let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
+        let ram = RamUse::of(guest, started_with, known, at).ok()?;
+        let watched = self.watched.entry(guest.id.clone()).or_default();
+        let plugged = asked.and_then(|answer| answer.as_ref()?.plugged_bytes).unwrap_or(watched.plugged_bytes);
+        let is_same = std::mem::replace(&mut watched.plugged_bytes, plugged) == plugged;
+        if is_same { Some(ram) } else { RamUse::of(guest, started_with, None, at).ok() }
+    }
+
     /// The facts of one guest; `None` if it has ended.
     fn guest(&mut self, guest: &Guest, asked: Option<Answer>, ledger: &Ledger, saved: &Saved) -> Option<GuestFacts> {
         let started_with = guest.ram_bytes?;
         let (target_bytes, guaranteed_bytes) = (ledger.target_bytes(guest), self.rules.guaranteed_bytes(guest));
         let at = self.at();
-        let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
-        let mut ram = RamUse::of(guest, started_with, known, at).ok()?;
+        let ram = self.ram_of(guest, started_with, asked.as_ref(), at)?;
         let watched = self.watched.entry(guest.id.clone()).or_default();
-        let plugged = asked.as_ref().and_then(|answer| answer.as_ref()?.plugged_bytes).unwrap_or(watched.plugged_bytes);
-        if std::mem::replace(&mut watched.plugged_bytes, plugged) != plugged {
-            ram = RamUse::of(guest, started_with, None, at).ok()?;
-        }
         // The process has addresses for what is plugged in.
-        let ram_bytes = started_with.saturating_add(plugged).min(started_with.max(ram.mapped_bytes));
-        let RamUse { resident_bytes, folded_bytes, swapped_bytes, .. } = ram;
+        let ram_bytes = started_with.saturating_add(watched.plugged_bytes).min(started_with.max(ram.mapped_bytes));
+        let RamUse { resident_bytes, folded_bytes, swapped_bytes, peak_bytes, beside_bytes, .. } = ram;
         let pid = guest.pids.first().copied().unwrap_or(0);
         let cgroup_left_bytes = self.limits.as_ref().and_then(|limits| left(limits, pid));
-        // A guest to which no rule promises a size gets none beyond its control groups' limits.
-        let most = cgroup_left_bytes.filter(|_| guaranteed_bytes.is_none());
-        let most = most.map_or(u64::MAX, |left| left.saturating_add(resident_bytes).saturating_add(swapped_bytes));
-        let ram_bytes = ram_bytes.min(most);
+        let ram_bytes = within_limits(ram_bytes, cgroup_left_bytes.filter(|_| guaranteed_bytes.is_none()), &ram);
         watched.ram = Some(ram);
-        // A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
-        let is_beyond = asked.iter().flatten().any(|told| told.size_bytes > ram_bytes);
-        let asked = if is_beyond { None } else { asked };
+        let seen_s = watched.seen_s(at);
+        let asked = asked.filter(|answer| can_be_told(answer, ram_bytes));
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
         if asked.is_some() {
             let had_arrived = ledger.has_arrived(guest);
@@ -236,6 +238,8 @@ impl Gatherer {
         watched.take(pid, asked.flatten(), ram_bytes);
         Some(GuestFacts {
             id: guest.id.clone(),
+            name: guest.name.clone(),
+            age_s: ProcessId { pid, start_ticks: guest.facts.start_ticks }.age_seconds().min(seen_s),
             group: guest.group.clone(),
             ram_bytes,
             guaranteed_bytes: guaranteed_bytes.unwrap_or(ram_bytes),
@@ -245,6 +249,8 @@ impl Gatherer {
             cgroup_left_bytes,
             resident_bytes,
             folded_bytes,
+            peak_bytes,
+            beside_bytes,
             swapped_bytes,
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
             driver: watched.state(),
@@ -253,6 +259,17 @@ impl Gatherer {
             faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
         })
     }
+}
+
+/// A guest to which no rule promises a size gets none beyond its control groups' limits.
+fn within_limits(ram_bytes: u64, left: Option<u64>, ram: &RamUse) -> u64 {
+    let taken = ram.resident_bytes.saturating_add(ram.swapped_bytes);
+    ram_bytes.min(left.map_or(u64::MAX, |left| left.saturating_add(taken)))
+}
+
+/// A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
+fn can_be_told(answer: &Answer, ram_bytes: u64) -> bool {
+    answer.as_ref().is_none_or(|told| told.size_bytes <= ram_bytes)
 }
 
 /// A guest's balloon, by its QEMU.
@@ -292,6 +309,11 @@ fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
 impl Watched {
     fn state(&self) -> DriverState {
         if self.is_unused { DriverState::Unused } else { self.driver.state() }
+    }
+
+    /// Seconds since it was seen first. Of a guest that ran before, the most that it has held is not known.
+    fn seen_s(&mut self, at: Duration) -> u64 {
+        at.saturating_sub(*self.since.get_or_insert(at)).as_secs()
     }
 
     /// The device of a guest whose QEMU has answered before.
@@ -354,6 +376,7 @@ mod extreme_tests;
 mod tests {
     use super::*;
     use crate::fake_qemu::FakeQemu;
+    use balance::Reservation;
     use std::path::Path;
 
     #[test]
@@ -457,10 +480,10 @@ mod tests {
 
     #[test]
     fn reservation_of_a_guest_that_has_not_started_is_a_fact() {
-        let (one, mut gatherer, mut ledger, _dir) = scene();
-        let turn = ledger.take_turn().unwrap();
-        ledger.reserve(&turn, "next", 9).unwrap();
-        ledger.reserve(&turn, "other", 7).unwrap();
+        let (one, mut gatherer, ledger, _dir) = scene();
+        let mut promises = ledger.promises().unwrap();
+        promises.set("next", 9, 60).unwrap();
+        promises.set("other", 7, 60).unwrap();
         let facts = gathered(&one, &mut gatherer, &ledger);
         assert_eq!(facts.reservations, [Reservation { name: "next".into(), bytes: 9 }], "the other one runs");
     }

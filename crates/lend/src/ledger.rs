@@ -2,7 +2,8 @@
 //! taken, and its outcome after that.
 //!
 //! ```text
-//!   DIR/balance.json      targets by guest, reservations, and guests that are paused
+//!   DIR/balance.json      targets by guest, and guests that are paused
+//!   DIR/promises.json     reservations, which do not wait for the turn: `api::promise`
 //!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
 //! ```
 //!
@@ -17,7 +18,8 @@ use crate::pause::Paused;
 use crate::reclaim::Reclaimed;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
-use balance::{PaceChange, Pause, Refusal, Rung, RungEvent, Step};
+use api::promise::Promises;
+use balance::{PaceChange, Pause, Refusal, Reservation, Rung, RungEvent, Step};
 use cli::journal::{By, Journal, Line};
 use guest::Guest;
 use host::ProcessId;
@@ -29,8 +31,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time after which a reservation lapses, in seconds: 10 minutes.
-const RESERVED_FOR_S: u64 = 600;
 /// Time after which a place on the ladder lapses that nobody has noted again, in seconds: 1 minute.
 const RUNG_FOR_S: u64 = 60;
 /// Least time between two pauses of one guest, in seconds: 1 minute.
@@ -39,6 +39,8 @@ const PAUSED_EVERY_S: u64 = 60;
 const MOST_BYTES: u64 = 4 << 20;
 /// Longest wait for another process's turn to end: 60 s. A round takes half of that at most.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
+/// Longest wait for the promises, which others have for a moment only: 10 s.
+const PROMISES_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between two tries to get the turn: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -124,15 +126,6 @@ pub struct Turn {
     _lock: File,
 }
 
-/// A reservation in the ledger.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reserved {
-    /// Its size.
-    pub bytes: u64,
-    /// When it lapses, in seconds since the host started.
-    pub until_s: u64,
-}
-
 /// A guest that was paused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct PausedGuest {
@@ -158,8 +151,6 @@ struct Kept {
     targets: BTreeMap<String, (u32, u64, u64)>,
     /// By guest: its process, and the target that its balloon has reached.
     arrived: BTreeMap<String, (u32, u64)>,
-    /// By name of the guest that is to start.
-    reserved: BTreeMap<String, Reserved>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
     rung: (Rung, u64),
     /// Pauses by guest: those of the last minute, and those that nobody has ended.
@@ -344,24 +335,20 @@ impl Ledger {
         self.save()
     }
 
-    /// Reservations of guests that have not started: names and bytes.
-    pub fn reserved(&self, has_started: impl Fn(&str) -> bool) -> Vec<(String, u64)> {
-        let holds = |name: &str, reserved: &Reserved| reserved.until_s > host::boot_clock_s() && !has_started(name);
-        let all = self.kept.reserved.iter().filter(|(name, reserved)| holds(name, reserved));
-        all.map(|(name, reserved)| (name.clone(), reserved.bytes)).collect()
-    }
-
-    /// Reserves memory for a guest that is to start, for 10 minutes. Zero bytes end a reservation.
+    /// The promises of this directory. Nobody else reads or changes them until the value is dropped.
     ///
     /// # Errors
-    /// The ledger cannot be written.
-    pub fn reserve(&mut self, _: &Turn, name: &str, bytes: u64) -> anyhow::Result<()> {
-        let at = host::boot_clock_s();
-        self.kept.reserved.retain(|other, reserved| other != name && reserved.until_s > at);
-        if bytes > 0 {
-            self.kept.reserved.insert(name.to_owned(), Reserved { bytes, until_s: at.saturating_add(RESERVED_FOR_S) });
-        }
-        self.save()
+    /// They cannot be read, or another process has them for longer than a moment.
+    pub fn promises(&self) -> anyhow::Result<Promises> {
+        Promises::lock(&self.dir, PROMISES_WITHIN)
+    }
+
+    /// Reservations of guests that have not started.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn reserved(&self, has_started: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Reservation>> {
+        api::promise::reservations(&self.dir, host::boot_clock_ms(), has_started)
     }
 
     /// Adds a line to the journal.
@@ -416,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_and_reservations_outlive_the_process() {
+    fn targets_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let mut own = own_guest();
         own.pids = vec![std::process::id()];
@@ -424,10 +411,8 @@ mod tests {
         assert_eq!(ledger.target_bytes(&own), None);
         let turn = ledger.take_turn().unwrap();
         ledger.note_targets(&turn, std::iter::once((&own, 7))).unwrap();
-        ledger.reserve(&turn, "next", 9).unwrap();
         let ledger = Ledger::open(dir.path()).unwrap();
-        assert_eq!((ledger.target_bytes(&own), ledger.reserved(|_| false)), (Some(7), vec![("next".into(), 9)]));
-        assert_eq!(ledger.reserved(|name| name == "next"), []);
+        assert_eq!(ledger.target_bytes(&own), Some(7));
         let other = Guest { pids: vec![1], ..own };
         assert_eq!(ledger.target_bytes(&other), None, "another process by the same name");
     }
@@ -455,11 +440,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        ledger.reserve(&turn, "next", 9).unwrap();
+        ledger.note_rung(&turn, Rung::Refuse).unwrap();
         ledger.kept.boot = "00000000-0000-0000-0000-000000000000".into();
         ledger.save().unwrap();
         let ledger = Ledger::open(dir.path()).unwrap();
-        assert_eq!((ledger.reserved(|_| false), ledger.kept.boot), (Vec::new(), host::boot_id().unwrap()));
+        assert_eq!((ledger.rung(), ledger.kept.boot), (Rung::Idle, host::boot_id().unwrap()));
     }
 
     #[test]
@@ -476,13 +461,11 @@ mod tests {
         let turn = one.take_turn().unwrap();
         let refused = other.take_turn_within(PAUSE).unwrap_err().to_string();
         assert!(refused.contains("another process has been balancing"), "{refused}");
-        one.reserve(&turn, "first", 9).unwrap();
+        one.note_pauses(&turn, std::iter::once(&target("first"))).unwrap();
         drop(turn);
         let turn = other.take_turn_within(PAUSE).unwrap();
-        other.reserve(&turn, "second", 7).unwrap();
-        let names: Vec<String> =
-            Ledger::open(dir.path()).unwrap().reserved(|_| false).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["first", "second"]);
+        other.note_pauses(&turn, std::iter::once(&target("second"))).unwrap();
+        assert_eq!(Ledger::open(dir.path()).unwrap().left_paused(), ["first", "second"]);
     }
 
     /// Others read the ledger while it is written, and a process may be killed meanwhile.
@@ -491,10 +474,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        ledger.reserve(&turn, "first", 9).unwrap();
+        ledger.note_rung(&turn, Rung::Refuse).unwrap();
         let path = dir.path().join("balance.json");
         let (before, mut opened) = (fs::read_to_string(&path).unwrap(), File::open(&path).unwrap());
-        ledger.reserve(&turn, "second", 7).unwrap();
+        ledger.note_rung(&turn, Rung::Withdraw).unwrap();
         let mut seen = String::new();
         std::io::Read::read_to_string(&mut opened, &mut seen).unwrap();
         assert_eq!(seen, before, "the old one is replaced, not written to");
@@ -510,19 +493,19 @@ mod tests {
     }
 
     #[test]
-    fn reservation_and_rung_lapse() {
+    fn rung_lapses() {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = Ledger::open(dir.path()).unwrap();
         let turn = ledger.take_turn().unwrap();
-        ledger.reserve(&turn, "next", 9).unwrap();
         ledger.note_rung(&turn, Rung::Refuse).unwrap();
-        assert_eq!((ledger.reserved(|_| false).len(), ledger.rung()), (1, Rung::Refuse));
-        let (reserved_s, rung_s) = (ledger.kept.reserved["next"].until_s, ledger.kept.rung.1);
         let now_s = host::boot_clock_s();
-        assert!(reserved_s.abs_diff(now_s + 600) <= 5 && rung_s.abs_diff(now_s + 60) <= 5, "{reserved_s} {rung_s}");
-        ledger.kept.reserved.get_mut("next").unwrap().until_s = now_s;
+        assert!(
+            ledger.rung() == Rung::Refuse && ledger.kept.rung.1.abs_diff(now_s + 60) <= 5,
+            "{:?}",
+            ledger.kept.rung
+        );
         ledger.kept.rung.1 = now_s;
-        assert_eq!((ledger.reserved(|_| false), ledger.rung()), (Vec::new(), Rung::Idle));
+        assert_eq!(ledger.rung(), Rung::Idle);
     }
 
     #[test]

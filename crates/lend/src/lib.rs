@@ -31,7 +31,7 @@ pub use balloon::Balloon;
 pub use carry_out::{Means, Outcome, carry_out};
 pub use gather::{Gatherer, Saved};
 pub use hold::hold;
-pub use ledger::{Entry, Ledger, Paced, Reserved, Turn};
+pub use ledger::{Entry, Ledger, Paced, Turn};
 pub use pause::{Hold, Paused, resume_left};
 pub use reclaim::{Reclaimed, reclaim};
 pub use rules::{Rules, usual_floor_bytes};

@@ -26,6 +26,10 @@ pub(crate) struct RamUse {
     pub swapped_bytes: u64,
     /// Addresses of RAM, used or not.
     pub mapped_bytes: u64,
+    /// The most RAM in swap, or in frames that others did not hold, by all counts.
+    pub peak_bytes: u64,
+    /// Private memory of the process beside its RAM.
+    pub beside_bytes: u64,
 }
 
 impl RamUse {
@@ -42,7 +46,11 @@ impl RamUse {
         };
         match known.filter(is_same) {
             Some(known) => Ok(known),
-            None => Self::count(guest, pid, counters, at),
+            None => {
+                let counted = Self::count(guest, pid, counters, at)?;
+                let before = known.filter(|known| known.pid == pid).map_or(0, |known| known.peak_bytes);
+                Ok(Self { peak_bytes: counted.peak_bytes.max(before), ..counted })
+            }
         }
     }
 
@@ -50,7 +58,7 @@ impl RamUse {
         let mappings = Mapping::read_all(pid)?;
         let regions = RegionMap::new(Some(guest), &mappings);
         let (mut rss, mut uss, mut folded, mut merged) = (0_u64, 0_u64, 0_u64, 0_u64);
-        let (mut swapped_bytes, mut mapped_bytes) = (0_u64, 0_u64);
+        let (mut swapped_bytes, mut mapped_bytes, mut beside_bytes) = (0_u64, 0_u64, 0_u64);
         for (n, mapping) in mappings.iter().enumerate() {
             let usage = &mapping.usage;
             merged = usage.ksm_bytes.unwrap_or(0).saturating_add(merged);
@@ -58,6 +66,8 @@ impl RamUse {
                 (rss, uss) = (usage.rss_bytes.saturating_add(rss), usage.uss_bytes.saturating_add(uss));
                 swapped_bytes = usage.swap_bytes.saturating_add(swapped_bytes);
                 mapped_bytes = mapping.bytes().saturating_add(mapped_bytes);
+            } else {
+                beside_bytes = usage.uss_bytes.saturating_add(beside_bytes);
             }
             if holds_folded_pages(mapping) {
                 let unbroken = mapping.bytes().saturating_sub(usage.anonymous_bytes.saturating_add(usage.swap_bytes));
@@ -66,14 +76,17 @@ impl RamUse {
         }
         // Folded pages that were not touched since are in no page table.
         let resident_bytes = rss.max(uss.saturating_add(folded));
+        let folded_bytes = folded.saturating_add(merged);
         Ok(Self {
             pid,
             at,
             counters,
             resident_bytes,
-            folded_bytes: folded.saturating_add(merged),
+            folded_bytes,
+            peak_bytes: resident_bytes.saturating_sub(folded_bytes).saturating_add(swapped_bytes),
             swapped_bytes,
             mapped_bytes,
+            beside_bytes,
         })
     }
 }

@@ -26,6 +26,8 @@ enum Command {
     Explain(cmd::explain::Args),
     /// How many more guests like these fit
     Forecast(cmd::forecast::Args),
+    /// Whether further guests fit, with a promise of memory
+    Admit(cmd::admit::Args),
     /// Start a program as a member of a group, whose members share identical pages
     Run(cmd::run::Args),
     /// Make a process that runs already a member of a group
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Command::Census(args) => cmd::census::run(args),
         Command::Explain(args) => cmd::explain::run(&args),
         Command::Forecast(args) => cmd::forecast::run(&args),
+        Command::Admit(args) => cmd::admit::run(&args),
         Command::Run(args) => cmd::run::run(&args),
         Command::Attach(args) => cmd::attach::attach(&args),
         Command::Detach(args) => cmd::attach::detach(&args),

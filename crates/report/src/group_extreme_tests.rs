@@ -26,6 +26,7 @@ fn numbers_at_their_ends_are_shown() {
         worker_pid: Some(9),
         pool_limit: PoolLimit::of(&settings, None),
         pressure_scan_rate: Some(1),
+        fit: None,
         segments: 1,
         not_attached: Vec::new(),
         report: GroupReport {

@@ -2,6 +2,7 @@
 
 use super::config::{Bytes, Wrong};
 use api::change::from_word;
+use balance::Assurance;
 use guest::Glob;
 use serde::Deserialize;
 use toml::Spanned;
@@ -14,6 +15,8 @@ const USUAL_EVERY_S: u64 = 5;
 pub struct Balance {
     /// The policy.
     pub policy: String,
+    /// The policy of admission.
+    pub admit: Assurance,
     /// Seconds between two rounds.
     pub every_s: u64,
     /// Memory that is never lent, in bytes; `None`: the usual part of the host's.
@@ -30,6 +33,7 @@ pub struct Balance {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct WrittenBalance {
     policy: Option<Spanned<String>>,
+    admit: Option<Spanned<String>>,
     every: Option<Spanned<u64>>,
     #[serde(default, deserialize_with = "from_word")]
     floor: Option<Bytes>,
@@ -57,6 +61,13 @@ impl WrittenBalance {
                 return Err(Wrong(name.span().start, format!("there is no policy {:?}; use {known}", name.get_ref())));
             }
         };
+        let admit = match self.admit {
+            None => Assurance::default(),
+            Some(name) => Assurance::named(name.get_ref()).ok_or_else(|| {
+                let known = Assurance::NAMES.join(", ");
+                Wrong(name.span().start, format!("there is no admission {:?}; use {known}", name.get_ref()))
+            })?,
+        };
         let every_s = match self.every {
             Some(every) if *every.get_ref() == 0 => {
                 return Err(Wrong(every.span().start, "a round takes a second at least".into()));
@@ -71,7 +82,7 @@ impl WrittenBalance {
             guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
         }
         let (floor_bytes, within, owners) = (self.floor.map(|floor| floor.0), self.within, self.owners);
-        Ok(Balance { policy, every_s, floor_bytes, within, owners, guaranteed })
+        Ok(Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed })
     }
 }
 
@@ -79,10 +90,19 @@ impl Balance {
     /// The arguments of `pagefold` for this.
     pub fn arguments(&self) -> Vec<String> {
         let every = self.every_s.to_string();
-        let mut words: Vec<String> =
-            ["balance", "apply", "--until-hangup", "--every", &every, "--policy", &self.policy]
-                .map(str::to_owned)
-                .into();
+        let mut words: Vec<String> = [
+            "balance",
+            "apply",
+            "--until-hangup",
+            "--every",
+            &every,
+            "--policy",
+            &self.policy,
+            "--admit",
+            self.admit.name(),
+        ]
+        .map(str::to_owned)
+        .into();
         words.extend(self.floor_bytes.into_iter().flat_map(|floor| ["--floor".to_owned(), floor.to_string()]));
         words.extend(self.within.iter().flat_map(|group| ["--within".to_owned(), group.clone()]));
         words.extend(self.owners.iter().flat_map(|owner| ["--owner".to_owned(), owner.to_string()]));
@@ -100,10 +120,11 @@ mod tests {
     fn arguments_have_the_whole_configuration() {
         let guaranteed = vec![("acme-*".to_owned(), 7), ("b=c".to_owned(), 9)];
         let (policy, within) = ("group".to_owned(), Some("/m".to_owned()));
-        let config = Balance { policy, every_s: 5, floor_bytes: Some(3), within, owners: vec![107], guaranteed };
+        let admit = Assurance::Likely;
+        let config = Balance { policy, admit, every_s: 5, floor_bytes: Some(3), within, owners: vec![107], guaranteed };
         assert_eq!(
             config.arguments().join(" "),
-            "balance apply --until-hangup --every 5 --policy group --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9"
+            "balance apply --until-hangup --every 5 --policy group --admit likely --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9"
         );
     }
 }

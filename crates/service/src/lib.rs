@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admissions;
 mod backoff;
 mod balance_config;
 mod beside;

@@ -13,6 +13,7 @@ use api::ask::{Ask, NOT_CONFIGURED};
 use api::control::{MemberRoom, Needs};
 use api::enrol::Rule;
 use api::place::{Place, own_uid};
+use api::promise::Looks;
 use cli::note;
 use host::MemoryLimits;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,8 @@ pub struct Registry {
     pub troubles: Troubles,
     /// Processes that rules fit.
     pub enrolment: Enrolment,
+    /// Looks of the process that balances memory.
+    pub looks: Looks,
     /// The service manager's store of files.
     pub store: Rc<FileStore>,
     /// The journal.
@@ -66,6 +69,7 @@ impl Registry {
             has_prover: false,
             troubles: Troubles::default(),
             enrolment: Enrolment::default(),
+            looks: Looks::default(),
             store: Rc::default(),
         }
     }
@@ -217,7 +221,10 @@ impl Registry {
             _ if self.web_uid != Some(uid) => None,
             Ask::Groups | Ask::Members | Ask::Troubles | Ask::Show { .. } => None,
             Ask::Journal { .. } | Ask::LoginFailed { .. } => None,
-            Ask::Set { .. } | Ask::Reset { .. } if control => None,
+            Ask::Set { .. } | Ask::Reset { .. } | Ask::Admit { .. } if control => None,
+            Ask::Admit { .. } => {
+                Some("memory is not promised over HTTP: control = true in [api] of the configuration allows it")
+            }
             Ask::Set { .. } | Ask::Reset { .. } => {
                 Some("settings are not changed over HTTP: control = true in [api] of the configuration allows it")
             }

@@ -1,7 +1,7 @@
 //! The questions of the command line, and the answers to them.
 //!
 //! ```text
-//!   Join, Groups, Members, Set, Pace   answered at once
+//!   Join, Groups, Members, Set, Pace, Admit   answered at once
 //!   Show, Set that unfolds         answered with the report of the group's worker, for which the client waits
 //!   Why                            answered by the group's worker, and the client waits, too
 //! ```
@@ -25,6 +25,7 @@ use api::control::{Fold, GroupReport, Identity, MemberReport, MemberRoom, Needs,
 use api::enrol::{NOT_ONE_DOMAIN, NotAttached, Rule, Via};
 use api::name;
 use api::place::own_uid;
+use api::promise::Asked;
 use cli::journal::{By, Lines};
 use cli::note;
 use guest::domain_of;
@@ -212,6 +213,7 @@ impl Request<'_> {
             Ask::Show { group } => self.ask_worker(&group, Wants::Show),
             Ask::Why { group, pid, pages } => self.ask_why(&group, pid, pages),
             Ask::Set { group, change, by } => self.change(&group, change, self.by(by)),
+            Ask::Admit { asked, by } => self.admit(&asked, &self.by(by)),
             Ask::Reset { group } => match self.registry.groups.get(&group).map(|known| known.config.settings) {
                 Some(configured) => self.change(&group, Change::to(&configured), self.by(None)),
                 None => self.allow(&group, false),
@@ -595,6 +597,9 @@ impl Request<'_> {
                 let state = &self.registry.state;
                 let is_member = |parent| state.find(parent).is_some();
                 let not_attached = self.registry.enrolment.of_group(group, is_member, Instant::now());
+                // It tells of memory that all groups hold.
+                let sees_all = self.may_know_of_all();
+                let fit = if sees_all { super::admissions::fit(self.registry, group) } else { None };
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),
@@ -604,6 +609,7 @@ impl Request<'_> {
                     worker_pid: group.worker.as_ref().map(|w| w.process.pid),
                     pool_limit: group.pool_limit(),
                     pressure_scan_rate: group.pressure_scan_rate(),
+                    fit,
                     segments: group.segments.len(),
                     not_attached,
                     report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
@@ -649,9 +655,8 @@ impl Request<'_> {
     }
 
     fn read_journal(&mut self, after: u64) -> Result<(), String> {
-        let uid = self.client.peer.uid;
-        if uid != 0 && uid != own_uid() && !self.registry.is_web(uid) {
-            return Err(format!("user {uid} may not read the journal: root may"));
+        if !self.may_know_of_all() {
+            return Err(format!("user {} may not read the journal: root may", self.client.peer.uid));
         }
         let Lines { lines, next } = self.registry.trail.read(after)?;
         let lines = lines.into_iter().filter_map(|(place, line)| Some((place, serde_json::from_str(&line).ok()?)));
@@ -701,6 +706,22 @@ impl Request<'_> {
         let changed = trail::changed(group, &before, &self.registry.group(group).settings());
         self.registry.trail.write(by, "settings_changed", changed);
         self.client.answer(&Answer::Set(Box::new(self.registry.group(group).settings())));
+        Ok(())
+    }
+
+    /// Whether the client is root, the service's owner, or the web side, which knows what it shows to whom.
+    fn may_know_of_all(&self) -> bool {
+        let uid = self.client.peer.uid;
+        uid == 0 || uid == own_uid() || self.registry.is_web(uid)
+    }
+
+    /// Promises are made by root, and by whom the web side lets.
+    fn admit(&mut self, asked: &Asked, by: &By) -> Result<(), String> {
+        if !self.may_know_of_all() {
+            return Err(format!("user {} may not have memory promised: root may", self.client.peer.uid));
+        }
+        let answered = super::admissions::ask(self.registry, asked, by)?;
+        self.client.answer(&Answer::Admission(Box::new(answered)));
         Ok(())
     }
 

@@ -34,6 +34,11 @@ pub struct Selection {
 pub type Members<'a> = &'a dyn Fn() -> anyhow::Result<Option<Vec<Membership>>>;
 
 impl Selection {
+    /// Whether all guests are selected that the caller may read.
+    pub const fn selects_all(&self) -> bool {
+        self.pids.is_empty() && self.globs.is_empty()
+    }
+
     /// Looks up the guests. Prints on stderr, once, what the caller's rights hide, and whether there are no guests at
     /// all. `members` asks the services, where their members matter; `None` if there is no service.
     ///
@@ -63,7 +68,7 @@ impl Selection {
             self.check_globs(&all)?;
             file.check(|glob| all.iter().any(|g| hits(glob, g)) || is_process(glob, survey)).map_err(Stop::usage)?;
         }
-        let selects_all = self.pids.is_empty() && self.globs.is_empty();
+        let selects_all = self.selects_all();
         let (mut guests, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|g| if selects_all { survey.may_read(g) } else { self.selects(g) });
         guest::assign_groups(&mut guests, self.group_by, &file).map_err(Stop::usage)?;

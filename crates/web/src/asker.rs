@@ -17,6 +17,7 @@ use api::change::Change;
 use api::client::Service;
 use api::control::Settings;
 use api::place::Place;
+use api::promise::{Answered, Asked};
 use api::shown;
 use cli::exit::in_words;
 use cli::journal::By;
@@ -232,6 +233,16 @@ impl Asker {
         }
         let settings = asked.map_err(|e| e.to_string())?.map_err(|e| in_words(&e))?;
         Ok(Arc::new(settings))
+    }
+
+    /// Asks whether further guests fit. Each question is the supervisor's: the answer is a promise.
+    ///
+    /// # Errors
+    /// The supervisor refuses, or does not answer.
+    pub async fn admit(&self, by: By, asked: Asked) -> Result<Answered, Arc<str>> {
+        let place = self.place.clone();
+        let ask = move || Service::connect_soon(&place)?.admit_for(by, asked);
+        tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
     }
 
     /// Tells how often a token was none, in all and by address.

@@ -208,6 +208,7 @@ mod tests {
             worker_pid: pid,
             pool_limit: PoolLimit::of(&settings, None),
             pressure_scan_rate: None,
+            fit: None,
             segments: 0,
             not_attached: Vec::new(),
             report,

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod admissions;
 mod asker;
 mod changes;
 mod feed;

@@ -9,6 +9,7 @@ use crate::asker::Group;
 use api::ask::GroupState;
 use api::control::{Bill, GroupReport, MemberReport};
 use api::member_words;
+use api::promise::Fit;
 use api::shown::KSM;
 use page::pages_to_bytes;
 use prometheus_client::collector::Collector;
@@ -61,6 +62,8 @@ pub struct Scrape {
     pub groups: Vec<Group>,
     /// Members of those groups whose state could be had.
     pub members: Vec<Member>,
+    /// Whether the caller sees all groups, and may know what memory these leave.
+    pub sees_all: bool,
     /// Start of the supervisor, in seconds since 1970.
     pub service_start_s: Option<f64>,
     /// Starts of workers by group, in seconds since 1970.
@@ -185,6 +188,7 @@ impl Collector for Scrape {
             encode(encoder, family, &states, |group| [("group", group.name.clone())])?;
         }
         self.encode_reasons(encoder, &states)?;
+        self.encode_fits(encoder, &states)?;
         let members: Vec<&Member> = self.members.iter().collect();
         for family in &MEMBER {
             encode(encoder, family, &members, |m| [("group", m.group.clone()), ("member", m.report.name.clone())])?;
@@ -242,6 +246,24 @@ impl Scrape {
                 .encode_gauge(&(group.line.members as f64))?;
         }
         Ok(())
+    }
+
+    /// Room for further guests, where memory is balanced. The last two figures are the host's, and the same in each group.
+    fn encode_fits(&self, encoder: &mut DescriptorEncoder<'_>, states: &[&GroupState]) -> fmt::Result {
+        let fits: Vec<(&str, &Fit)> =
+            states.iter().filter_map(|state| Some((state.name.as_str(), state.fit.as_ref()?))).collect();
+        let Some((_, host)) = fits.first().filter(|_| self.sees_all) else { return Ok(()) };
+        let help = "Further guests like most of the group's VMs that fit, by the policy of admission";
+        let mut more = encoder.encode_descriptor("group_more_guests", help, None, MetricType::Gauge)?;
+        for (group, fit) in &fits {
+            more.encode_family(&[("group", *group)])?.encode_gauge(&(fit.more as f64))?;
+        }
+        let help = "Memory that a full break storm of all groups takes, promises included";
+        let mut storm = encoder.encode_descriptor("storm", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        storm.encode_gauge(&(host.storm_bytes as f64))?;
+        let help = "Memory that stands against a full break storm";
+        let mut reserve = encoder.encode_descriptor("storm_reserve", help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        reserve.encode_gauge(&(host.reserve_bytes as f64))
     }
 
     /// Families with a label `reason`: each reason that there is has a figure, so that none appears out of nothing.
@@ -329,6 +351,7 @@ mod tests {
             worker_pid: Some(1),
             pool_limit: PoolLimit::of(&settings, None),
             pressure_scan_rate: None,
+            fit: Some(Fit { more: 3, storm_bytes: 7, reserve_bytes: 9, ..Fit::default() }),
             segments: 1,
             not_attached: Vec::new(),
             report: report_of_group,
@@ -337,9 +360,16 @@ mod tests {
         Scrape {
             groups: vec![Group { line, state: Some(Arc::new(state)) }, silent],
             members: vec![Member { group: "acme".into(), report, domain: Some("web1".into()) }],
+            sees_all: true,
             service_start_s: Some(1.5),
             worker_starts_s: vec![("acme".into(), 2.5)],
         }
+    }
+
+    #[test]
+    fn caller_that_sees_some_groups_learns_nothing_of_the_memory_of_all() {
+        let out = text(Scrape { sees_all: false, ..scrape() }, Form::Plain).unwrap();
+        assert!(!out.contains("more_guests") && !out.contains("pagefold_storm"), "{out}");
     }
 
     #[test]
@@ -349,6 +379,9 @@ mod tests {
             "# TYPE pagefold_group_saved_bytes gauge",
             "pagefold_group_saved_bytes{group=\"acme\"} -40960",
             "pagefold_group_folded_pages_total{group=\"acme\"} 0",
+            "pagefold_group_more_guests{group=\"acme\"} 3",
+            "pagefold_storm_bytes 7",
+            "pagefold_storm_reserve_bytes 9",
             "pagefold_group_worker_cpu_seconds_total{group=\"acme\"} 0",
             "pagefold_group_up{group=\"beta\"} 0",
             "pagefold_group_members_not_folding{group=\"acme\",reason=\"no_vma\"} 1",

@@ -22,6 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
 use host::ProcessId;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use utoipa::OpenApi;
@@ -65,7 +66,7 @@ impl Refused {
     }
 
     /// The service does not answer, or refuses, in its own words; these are for callers that see all groups.
-    fn of_service(caller: &Caller, status: StatusCode, why: &str) -> Self {
+    pub(crate) fn of_service(caller: &Caller, status: StatusCode, why: &str) -> Self {
         let why = if caller.sees_all() { why } else { "the service refuses or does not answer; its log says why" };
         Self(status, why.to_owned())
     }
@@ -77,7 +78,7 @@ impl IntoResponse for Refused {
     }
 }
 
-type Answered<T> = Result<T, Refused>;
+pub(crate) type Answered<T> = Result<T, Refused>;
 
 /// The group that a path names.
 type InPath = Result<Path<String>, PathRejection>;
@@ -117,6 +118,7 @@ fn described() -> (OpenApiRouter<App>, utoipa::openapi::OpenApi) {
         .routes(routes!(groups))
         .routes(routes!(group))
         .routes(routes!(set))
+        .routes(routes!(crate::admissions::admit))
         .routes(routes!(members))
         .routes(routes!(group_members))
         .routes(routes!(events))
@@ -203,6 +205,8 @@ async fn group(
     let state = state.map_err(|why| Refused::of_service(&caller, StatusCode::SERVICE_UNAVAILABLE, &why))?;
     let mut state = (*state).clone();
     state.report.waits_for_room = why_it_waits(&caller, state.report.waits_for_room);
+    // It tells of memory that all groups hold.
+    state.fit = state.fit.filter(|_| caller.sees_all());
     Ok(Json(ShownGroup::from(state)))
 }
 
@@ -240,26 +244,37 @@ async fn set(
                    and control = true in [api] of the configuration";
         return Err(Refused::new(StatusCode::FORBIDDEN, why));
     }
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.split(';').next().is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/json")) {
-        return Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "settings are sent as application/json"));
-    }
-    let body = body.map_err(|e| Refused::new(e.status(), e.body_text()))?;
-    let change = wanted(&body)?;
+    let change = wanted(&headers, body)?;
     let settings = app.asker.set(caller.by.clone(), &group, change).await;
     let settings = settings.map_err(|why| Refused::of_service(&caller, StatusCode::CONFLICT, &why))?;
     Ok(Json(Printed::from(&*settings)))
 }
 
-fn wanted(body: &[u8]) -> Answered<Change> {
-    let wanted: Wanted = serde_json::from_slice(body).map_err(|e| {
+/// The JSON of a request.
+pub(crate) fn sent<T: DeserializeOwned>(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+    example: &str,
+) -> Answered<T> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind.split(';').next().is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/json")) {
+        return Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bodies are sent as application/json"));
+    }
+    let body = body.map_err(|e| Refused::new(e.status(), e.body_text()))?;
+    serde_json::from_slice(&body).map_err(|e| {
         if e.is_data() {
             return Refused::new(StatusCode::UNPROCESSABLE_ENTITY, cli::printable(&e.to_string()));
         }
         let place = format!("line {}, column {}", e.line(), e.column());
-        let why = format!("the body is no JSON ({place}): send an object, such as {{\"fold\": \"off\"}}");
-        Refused::new(StatusCode::BAD_REQUEST, why)
-    })?;
+        Refused::new(
+            StatusCode::BAD_REQUEST,
+            format!("the body is no JSON ({place}): send an object, such as {example}"),
+        )
+    })
+}
+
+fn wanted(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Answered<Change> {
+    let wanted: Wanted = sent(headers, body, "{\"fold\": \"off\"}")?;
     let change = Change::from(wanted);
     if change.is_empty() {
         return Err(Refused::new(StatusCode::UNPROCESSABLE_ENTITY, "there is nothing to set in it"));
@@ -357,8 +372,8 @@ async fn scrape(
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let form = Form::of(accept);
     let make = {
-        let boot_s = app.boot_s;
-        move || Ok(metrics::text(scraped(groups.clone(), &members, supervisor, boot_s), form)?.into())
+        let (boot_s, sees_all) = (app.boot_s, caller.sees_all());
+        move || Ok(metrics::text(scraped((groups.clone(), sees_all), &members, supervisor, boot_s), form)?.into())
     };
     let text = app.texts.get(caller.groups.clone(), form, make).await;
     let text = text.map_err(|why| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, &*why))?;
@@ -366,7 +381,12 @@ async fn scrape(
 }
 
 /// All that is shown of these groups.
-fn scraped(groups: Vec<Group>, members: &[MemberLine], supervisor: Option<u32>, boot_s: u64) -> Scrape {
+fn scraped(
+    (groups, sees_all): (Vec<Group>, bool),
+    members: &[MemberLine],
+    supervisor: Option<u32>,
+    boot_s: u64,
+) -> Scrape {
     let domain = |member: &MemberLine| Some(((member.group.clone(), member.identity.pid), member.domain.clone()?));
     let domains: Domains = members.iter().filter_map(domain).collect();
     let start = |process: ProcessId| {
@@ -376,6 +396,7 @@ fn scraped(groups: Vec<Group>, members: &[MemberLine], supervisor: Option<u32>, 
     let worker_start = |group: &Group| Some((group.line.name.clone(), start(group.state.as_ref()?.worker_pid?)?));
     Scrape {
         members: groups.iter().flat_map(|group| scraped_members(group, &domains)).collect(),
+        sees_all,
         service_start_s: supervisor.and_then(start),
         worker_starts_s: groups.iter().filter_map(worker_start).collect(),
         groups,

@@ -5,7 +5,8 @@ mod show;
 mod world;
 
 use crate::cmd::which::Which;
-use balance::{Ladder, Paces, Params, Policy, Refusal, Rung, Stillness, make_room, plan, policy};
+use api::promise::{self, MOST_HOLD_S};
+use balance::{Assurance, Ladder, Paces, Params, Policy, Refusal, Rung, Step, Stillness, make_room, plan, policy};
 use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
@@ -15,7 +16,7 @@ use serde::Serialize;
 use show::{Answer, Done};
 use std::time::Duration;
 use survey::Selection;
-use world::World;
+use world::{Keep, World};
 
 /// Least pause between two rounds: 1 s. Others get their turn in it.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
@@ -91,6 +92,9 @@ struct ApplyArgs {
     /// Again every so many seconds, until it is ended
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
+    /// How guests are admitted where nobody says how: against a full break storm, against the measured one, or against none
+    #[arg(long, value_name = "POLICY", default_value = "strict", value_parser = parse_assurance)]
+    admit: Assurance,
     /// Seconds that pass for the balancer's rules in one of the host's, for tests
     #[arg(long, value_name = "N", default_value_t = 1, hide = true, value_parser = clap::value_parser!(u32).range(1..=60))]
     hurry: u32,
@@ -105,8 +109,11 @@ struct ReserveArgs {
     #[arg(value_parser = parse_size_or_none)]
     size: u64,
     /// Name of the guest
-    #[arg(long = "for", value_name = "NAME")]
+    #[arg(long = "for", value_name = "NAME", value_parser = promise::parse_name)]
     name: String,
+    /// Seconds after which the reservation lapses
+    #[arg(long, value_name = "SECONDS", default_value_t = MOST_HOLD_S, value_parser = clap::value_parser!(u64).range(1..=MOST_HOLD_S))]
+    hold: u64,
     /// Plan only
     #[arg(long)]
     dry_run: bool,
@@ -117,10 +124,24 @@ fn parse_size_or_none(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
+/// A policy of admission
+pub fn parse_assurance(text: &str) -> Result<Assurance, String> {
+    let known = || format!("there is no policy {text:?}; use {}", Assurance::NAMES.join(", "));
+    Assurance::named(text).ok_or_else(known)
+}
+
 /// `GLOB=SIZE`
 fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
     let (glob, size) = text.rsplit_once('=').ok_or("use GLOB=SIZE, such as acme-*=256M")?;
     Ok((glob.parse()?, parse_bytes(size)?))
+}
+
+impl ApplyArgs {
+    /// How looks are kept for admissions, by a process that balances all guests continuously.
+    fn keep(&self, selection: &Selection) -> Option<Keep> {
+        let every = self.every.filter(|_| selection.selects_all())?;
+        Some(Keep { every: Duration::from_secs(every), assurance: self.admit })
+    }
 }
 
 impl Common {
@@ -210,7 +231,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         let at = world.at();
         let rung = if apply.every.is_some() { world.climb(&mut ladder, &turn)? } else { None };
         let paced = if apply.every.is_some() { world.pace(&mut paces, every, &turn)? } else { Vec::new() };
-        let plan = plan(&world.facts, common.policy()?, &world.history, at, &params);
+        let plan = world.plan(common.policy()?, at, &params, apply.keep(&common.selection))?;
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
         let paused = hold.end(&mut world.ledger, &turn)?;
         drop(turn);
@@ -253,26 +274,24 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     }
     let turn = world.take_turn()?;
     // An older reservation of the same guest gives way to this one.
-    world.ledger.reserve(&turn, &reserve.name, 0)?;
+    world.ledger.promises()?.set(&reserve.name, 0, 0)?;
     if reserve.size == 0 {
         common.print(&[(); 0], String::new)?;
         return Ok(Outcome::Done);
     }
     world.look_twice()?;
-    let steps = match make_room(&world.facts, &reserve.name, reserve.size, &params) {
+    let steps = match promise_room(world, reserve, &params)? {
         Ok(steps) => steps,
         Err(refusal) => {
             world.ledger.write_down(&turn, Entry::Refusal(&refusal))?;
             return refuse(common, &refusal);
         }
     };
-    // It is promised before anything is freed: should this process be killed, others leave it the memory.
-    world.ledger.reserve(&turn, &reserve.name, reserve.size)?;
     let outcomes = world.carry_out((&steps, &[]), &mut Hold::default(), &turn, &params)?;
     world.look()?;
     let spare = balance::Budget::of(&world.facts).spare_bytes;
     if spare < 0 {
-        world.ledger.reserve(&turn, &reserve.name, 0)?;
+        world.ledger.promises()?.set(&reserve.name, 0, 0)?;
         let reason = format!("balloons freed less than expected, {} MiB are missing", spare.unsigned_abs() >> 20);
         let refusal = Refusal { guest: reserve.name.clone(), bytes: reserve.size, reason };
         world.ledger.write_down(&turn, Entry::Refusal(&refusal))?;
@@ -280,6 +299,20 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     }
     common.print(&outcomes, || show::outcomes_text(&outcomes))?;
     Ok(Outcome::Done)
+}
+
+/// Plans room, and promises it before anything is freed: should this process be killed, others leave it to the guest.
+fn promise_room(
+    world: &mut World,
+    reserve: &ReserveArgs,
+    params: &Params,
+) -> anyhow::Result<Result<Vec<Step>, Refusal>> {
+    let mut promises = world.promises()?;
+    let room = make_room(&world.facts, &reserve.name, reserve.size, params);
+    if room.is_ok() {
+        promises.set(&reserve.name, reserve.size, reserve.hold)?;
+    }
+    Ok(room)
 }
 
 /// Ends with the reason why there is no room.

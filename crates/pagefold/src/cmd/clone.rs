@@ -1,5 +1,6 @@
 //! `pagefold clone`, `pagefold clones` and `pagefold rollback`.
 
+use super::room::Room;
 use super::which::Which;
 use api::name;
 use clap::Subcommand;
@@ -18,7 +19,8 @@ Starts all clones, and returns when each has answered from inside: that it is an
 names each thing that must differ. Clones that do not answer so are ended, and none is handed out.
 
 Where a service serves the group (pagefold serve), the clones are members of it from their first moment: what they write is folded
-again, with everybody in the group. It keeps the template's memory until the last clone has ended.
+again, with everybody in the group. It keeps the template's memory until the last clone has ended. Where it balances memory between
+guests, clones that do not fit are not started (pagefold admit).
 
 Examples:
   pagefold clone web --count 10 --group acme
@@ -159,7 +161,10 @@ pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
     if let Some(by) = args.snippet {
         return print_snippet(&clones.snippet(&wanted, by.starter())?, args.how.json);
     }
+    let started = (template.memory.bytes, args.count as usize + args.warm as usize);
+    let room = Room::make(args.service.meant().place().dir(), "clone", started, Some(&args.group))?;
     let made = if args.is_awaited { vec![clones.wait_for(&wanted)?] } else { clones.make(&wanted)? };
+    drop(room);
     print(&made, args.how.json)
 }
 

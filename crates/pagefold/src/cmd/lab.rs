@@ -2,7 +2,6 @@
 
 mod exec;
 mod list;
-mod room;
 mod up;
 
 pub use up::{ImageName, Show};

@@ -1,6 +1,7 @@
 //! One file per command: its arguments, and the way it combines the other crates.
 
 mod absent;
+pub mod admit;
 pub mod attach;
 pub mod audit;
 pub mod balance;
@@ -17,6 +18,7 @@ pub mod guests;
 pub mod journal;
 pub mod lab;
 pub mod place;
+mod room;
 pub mod run;
 pub mod serve;
 pub mod stop;

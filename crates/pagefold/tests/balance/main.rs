@@ -24,14 +24,14 @@ fn lab_brings_up_only_guests_that_fit() {
     let group = format!("f{}", std::process::id());
     let config = |floor: &str| format!("[balance]\nevery = 1\n{floor}\n[[group]]\nname = '{group}'\n");
     let mut service = Service::start_with(Some(&config("floor = '100T'")));
-    let lab = Lab::new(&[]);
+    let (lab, service_place) = (Lab::new(&[]), service.place());
     let place = service.place().to_str().expect("a plain path").to_owned();
     let up = ["up", "--image", "process", "--memory", "64M", "--groups", &group, "--fold", "--service", &place];
-    let file = service.place().join("balance.json");
-    let ledger = || -> Value {
-        let text = std::fs::read_to_string(&file).unwrap_or_default();
+    let read = |name: &str| -> Value {
+        let text = std::fs::read_to_string(service_place.join(name)).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     };
+    let (ledger, promises) = (|| read("balance.json"), || read("promises.json")["promises"].take());
     until(60, "the balancer has its rules in the ledger", || ledger()["rules"].is_array());
     let refused = lab.run(&up);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -43,10 +43,11 @@ fn lab_brings_up_only_guests_that_fit() {
     });
     let running = lab.command(&up).stdout(Stdio::null()).spawn().expect("run pagefold lab");
     until(60, "memory is reserved for it", || {
-        ledger()["reserved"].as_object().is_some_and(|names| names.values().any(|one| one["bytes"] == 64 * M))
+        promises().as_object().is_some_and(|names| names.values().any(|one| one["bytes"] == 64 * M))
     });
     assert!(running.wait_with_output().expect("wait for a command").status.success());
-    assert_eq!((lab.guests().len(), &ledger()["reserved"]), (1, &json!({})), "it has started, so nothing is reserved");
+    assert_eq!(lab.guests().len(), 1);
+    until(60, "it has started, and a look has seen that: nothing is promised", || promises() == json!({}));
 }
 
 /// The next balancer starts while the one before is about to end. It once took over that one's rules, for good.
@@ -82,8 +83,8 @@ fn service_balances_continuously_and_its_balancer_ends_with_it() {
     // A command waits for its turn, and the balancer keeps what it promises.
     json_of(&service.pagefold(&["balance", "reserve", "1M", "--for", "next", "--floor", "1G", "--json"]));
     until(180, "all loans are back", || guests_of.sizes().iter().all(|size| size.abs_diff(KEPT) < 4 * M));
-    let ledger = std::fs::read_to_string(service.place().join("balance.json")).expect("a ledger");
-    assert!(ledger.contains("\"next\""), "{ledger}");
+    let promises = std::fs::read_to_string(service.place().join("promises.json")).expect("promises");
+    assert!(promises.contains("\"next\""), "{promises}");
     let log = service.log();
     let pid = log.split("balancing memory between guests: process ").nth(1).and_then(|rest| rest.lines().next());
     let pid: u32 = pid.expect("it is in the log").trim().parse().expect("a pid");

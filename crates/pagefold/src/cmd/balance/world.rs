@@ -5,10 +5,15 @@ use crate::cmd::which::membership;
 use anyhow::Context;
 use api::ask::MemberLine;
 use api::client::Service;
+use api::promise::{Look, Promises};
 use api::shown;
-use balance::{Facts, GroupFacts, History, Ladder, Params, Rung, RungEvent, Step, Stillness};
+use balance::{
+    Assurance, Facts, GroupFacts, History, Ladder, Params, Plan, Policy, Rung, RungEvent, Standing, Step, Stillness,
+    plan,
+};
 use cli::say;
 use guest::{Guest, Survey};
+use host::ProcessId;
 use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left};
 use std::time::{Duration, Instant};
 
@@ -21,6 +26,15 @@ const GLANCE_EVERY: Duration = Duration::from_millis(200);
 /// Time between two looks that read every process of the host: 1 minute.
 const SURVEY_EVERY: Duration = Duration::from_secs(60);
 
+/// How a look is kept for admissions.
+#[derive(Clone, Copy)]
+pub struct Keep {
+    /// Time between two rounds.
+    pub every: Duration,
+    /// The policy of admission where nobody names another one.
+    pub assurance: Assurance,
+}
+
 /// Guests, their facts, and what was done.
 pub struct World<'a> {
     common: &'a Common,
@@ -28,6 +42,8 @@ pub struct World<'a> {
     survey: Option<(Survey, Instant)>,
     pub guests: Vec<Guest>,
     pub facts: Facts,
+    /// When the last look began, in milliseconds since the host started.
+    began_ms: u64,
     pub gatherer: Gatherer,
     pub ledger: Ledger,
     pub history: History,
@@ -44,6 +60,7 @@ impl<'a> World<'a> {
             survey: None,
             guests: Vec::new(),
             facts: Facts::default(),
+            began_ms: 0,
             gatherer: Gatherer::new(rules),
             ledger,
             history: History::default(),
@@ -77,6 +94,7 @@ impl<'a> World<'a> {
     /// Looks at guests, groups and host.
     pub fn look(&mut self) -> anyhow::Result<()> {
         let common = self.common;
+        self.began_ms = host::boot_clock_ms();
         let services = self.services();
         let asked = ask_for_members(services.as_deref().unwrap_or_default())?;
         let (survey, read) = match self.survey.take() {
@@ -98,6 +116,41 @@ impl<'a> World<'a> {
         self.facts = self.gatherer.gather(&self.guests, &self.ledger, &saved(&asked)?)?;
         self.history.keep(&self.facts);
         Ok(())
+    }
+
+    /// The promises, and facts that have the newest of them.
+    pub fn promises(&mut self) -> anyhow::Result<Promises> {
+        let promises = self.ledger.promises()?;
+        let runs = |name: &str| self.facts.guests.iter().any(|guest| guest.name == name);
+        self.facts.reservations = promises.reservations(self.began_ms, runs);
+        Ok(promises)
+    }
+
+    /// Plans a round. Facts and growth are kept for admissions at the same moment, so that no memory is lent and promised.
+    /// Without `keep`, nothing is kept, and nothing is promised by an older look where this plan lends memory.
+    pub fn plan(
+        &mut self,
+        policy: &dyn Policy,
+        at: Duration,
+        params: &Params,
+        keep: Option<Keep>,
+    ) -> anyhow::Result<Plan> {
+        let mut promises = self.promises()?;
+        let plan = plan(&self.facts, policy, &self.history, at, params);
+        let Some(keep) = keep else {
+            return if plan.grows.is_empty() { Ok(plan) } else { promises.forget_look().map(|()| plan) };
+        };
+        let look = Look {
+            boot: host::boot_id()?,
+            balancer: ProcessId::of(std::process::id())?,
+            began_ms: self.began_ms,
+            every_s: keep.every.as_secs(),
+            within: self.gatherer.rules().within.clone(),
+            assurance: keep.assurance,
+            standing: Standing::of(&self.facts, &plan.grows, params),
+        };
+        promises.keep(&look, |name| self.facts.guests.iter().any(|guest| guest.name == name))?;
+        Ok(plan)
     }
 
     /// Notes guests whose balloons have done what they were told: later looks know by it that these balloons take memory back.

@@ -79,7 +79,7 @@ fn ask(service: &Service, group: &str) -> anyhow::Result<GroupState> {
 fn text(state: &GroupState, show: &ShowArgs) -> String {
     let limits = (&state.settings, &state.pool_limit);
     let text = group_table::text(&state.name, &words::of(state), limits, &state.report, show.family.as_deref());
-    text + &not_attached(&state.not_attached)
+    words::fit(state.fit.as_ref()) + &text + &not_attached(&state.not_attached)
 }
 
 /// The processes that rules fit in vain, and forked children that are no members, with the reasons.

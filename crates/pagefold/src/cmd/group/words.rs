@@ -2,6 +2,7 @@
 
 use api::ask::{GroupState, NOT_CONFIGURED, WorkerState};
 use api::control::{Fold, Settings, ZeroPolicy};
+use api::promise::Fit;
 use page::pages_to_bytes;
 
 /// The state of a worker.
@@ -47,6 +48,15 @@ pub fn settings(s: &Settings, configured: bool) -> String {
     words.join("; ")
 }
 
+/// The line that stands first where memory is balanced between VMs of the group.
+pub fn fit(fit: Option<&Fit>) -> String {
+    let Some(fit) = fit else { return String::new() };
+    let Fit { more, policy, like_bytes, storm_bytes, reserve_bytes } = fit;
+    let [like, storm, reserve] = [like_bytes, storm_bytes, reserve_bytes].map(|bytes| cli::bytes(*bytes));
+    let policy = policy.name();
+    format!("{more} more guests of {like} fit ({policy}); a full break storm needs {storm}, the reserve is {reserve}\n")
+}
+
 /// The settings and the worker.
 pub fn of(state: &GroupState) -> String {
     let worker = match (state.worker, state.worker_pid) {
@@ -59,6 +69,15 @@ pub fn of(state: &GroupState) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figure_of_memory_is_a_line_by_itself_or_none() {
+        let one =
+            Fit { more: 3, like_bytes: 512 << 20, storm_bytes: 3 << 30, reserve_bytes: 4 << 30, ..Fit::default() };
+        let line =
+            "3 more guests of 512 MiB fit (strict); a full break storm needs 3.00 GiB, the reserve is 4.00 GiB\n";
+        assert_eq!((fit(Some(&one)), fit(None)), (line.to_owned(), String::new()));
+    }
 
     #[test]
     fn only_changed_settings_are_shown() {

@@ -1,8 +1,9 @@
 //! `pagefold lab up`, and the program of a process guest.
 
-use super::room::Room;
 use super::{list, seconds};
+use crate::cmd::room::Room;
 use anyhow::Context;
+use api::place::Meant;
 use clap::ValueEnum;
 use cli::exit::Outcome;
 use cli::say;
@@ -107,7 +108,11 @@ pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
         ..Spec::new(args.image.into())
     };
     host::note_interrupts().context("cannot catch signals")?;
-    let room = Room::make(asked.as_deref(), &spec)?;
+    let room = |each| {
+        let meant = Meant::of(asked.as_deref(), None);
+        Room::make(meant.place().dir(), "lab-up", (each, spec.guests), None)
+    };
+    let room = spec.known_bytes().map(room).transpose()?.flatten();
     let show = Show::new();
     let up = lab.up(&spec, &cache, &|event: Progress| show.event(&event));
     drop((show, room));

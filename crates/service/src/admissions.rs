@@ -1,0 +1,28 @@
+//! Further guests, by the last look of the process that balances memory.
+
+use super::registry::Registry;
+use api::promise::{Answered, Asked, Fit, NoLook, Promises};
+use cli::journal::By;
+use std::time::{Duration, Instant};
+
+/// Longest wait for another process that has the promises, in which nobody else is heard: 100 ms.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Decides, and has memory promised.
+pub(crate) fn ask(registry: &mut Registry, asked: &Asked, by: &By) -> Result<Answered, String> {
+    // A promise is a line of the journal.
+    if asked.hold_s > 0 {
+        registry.trail.place(by, Instant::now())?;
+    }
+    let in_words = |error: anyhow::Error| cli::exit::in_words(&error);
+    let dir = registry.place.dir().to_owned();
+    let mut promises = Promises::lock(&dir, PATIENCE).map_err(in_words)?;
+    let look = registry.looks.fresh(&dir).ok_or_else(|| NoLook.to_string())?;
+    promises.ask(look, asked, by).map_err(in_words)
+}
+
+/// The figure of a group.
+pub(crate) fn fit(registry: &mut Registry, group: &str) -> Option<Fit> {
+    let dir = registry.place.dir().to_owned();
+    api::promise::fit(&dir, registry.looks.fresh(&dir)?, group)
+}
