@@ -30,7 +30,7 @@ mod standby;
 mod trace;
 mod userfault;
 
-pub use advice::{ask_to_merge, prefer_huge_pages};
+pub use advice::{ask_to_merge, page_out, prefer_huge_pages};
 pub use apart::map_apart;
 pub use cgroup_home::CgroupHome;
 pub use confine::{

@@ -170,6 +170,16 @@ impl ProcessId {
         self.signal(Signal::KILL)
     }
 
+    /// Stops all of its threads (`SIGSTOP`), until [`Self::go_on`]. True if the signal was sent.
+    pub fn stand_still(&self) -> bool {
+        self.signal(Signal::STOP)
+    }
+
+    /// Has its threads go on (`SIGCONT`). True if the signal was sent.
+    pub fn go_on(&self) -> bool {
+        self.signal(Signal::CONT)
+    }
+
     /// Collects it if it has ended and is a child of this process; otherwise does nothing.
     pub fn collect(&self) {
         // An ended process keeps its pid until its parent collects it.

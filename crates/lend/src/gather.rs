@@ -4,6 +4,7 @@ use crate::balloon::{Balloon, Device, Statistics};
 use crate::carry_out::Outcome;
 use crate::ledger::Ledger;
 use crate::many;
+use crate::park;
 use crate::ram_use::RamUse;
 use crate::rules::Rules;
 use balance::{Claims, Driver, DriverState, Facts, GroupFacts, GuestFacts, HostFacts, Rung, Sighting, Step};
@@ -67,6 +68,8 @@ pub struct Gatherer {
     rate: u32,
     limits: Option<MemoryLimits>,
     watched: BTreeMap<String, Watched>,
+    /// Processes of guests that are parked, at the last look.
+    parked: Vec<ProcessId>,
 }
 
 impl Gatherer {
@@ -78,6 +81,7 @@ impl Gatherer {
             rate: 1,
             limits: MemoryLimits::find(),
             watched: BTreeMap::new(),
+            parked: Vec::new(),
         }
     }
 
@@ -111,6 +115,7 @@ impl Gatherer {
         let counts = |guest: &&Guest| guest.kind.is_vm() && self.rules.counts(guest, self.limits.as_ref());
         let vms: Vec<&Guest> = guests.iter().filter(counts).collect();
         self.watched.retain(|id, _| vms.iter().any(|guest| guest.id == *id));
+        self.parked = park::processes(ledger.dir());
         let asked = self.ask_all(&vms);
         let guest_facts = |(guest, asked): (&&Guest, Option<Answer>)| self.guest(guest, asked, ledger, saved);
         let guests: Vec<GuestFacts> = vms.iter().zip(asked).filter_map(guest_facts).collect();
@@ -230,7 +235,9 @@ impl Gatherer {
         let seen_s = watched.seen_s(at);
         let asked = asked.filter(|answer| can_be_told(answer, ram_bytes));
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
-        if asked.is_some() {
+        // Nothing inside a parked guest runs. It takes no memory back and gives none, and is not to blame for that.
+        let is_parked = self.parked.iter().any(|parked| parked.pid == pid && parked.is_alive());
+        if asked.is_some() && !is_parked {
             let had_arrived = ledger.has_arrived(guest);
             watched.driver.see(at, Sighting { ram_bytes, target_bytes, actual_bytes, resident_bytes, had_arrived });
         }
@@ -253,7 +260,7 @@ impl Gatherer {
             beside_bytes,
             swapped_bytes,
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
-            driver: watched.state(),
+            driver: watched.state_if(is_parked),
             withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
             claims: watched.claims(),
             faults_by_size: watched.faults_by_size.iter().map(|(size, rate)| (*size, *rate)).collect(),
@@ -309,6 +316,12 @@ fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
 impl Watched {
     fn state(&self) -> DriverState {
         if self.is_unused { DriverState::Unused } else { self.driver.state() }
+    }
+
+    /// The state of a driver, inside a guest that may be parked.
+    fn state_if(&self, is_parked: bool) -> DriverState {
+        let state = self.state();
+        if is_parked && state == DriverState::Works { DriverState::Stuck } else { state }
     }
 
     /// Seconds since it was seen first. Of a guest that ran before, the most that it has held is not known.

@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time in which guests of one command are stopped: 5 s. Further ones are left running.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
+/// Pause between two looks whether a guest stands still: 10 ms.
+const LOOK: Duration = Duration::from_millis(10);
 /// Most characters of a problem. QEMU words it.
 const MOST_WORDS: usize = 200;
 /// Pause between two tries to resume a guest whose QEMU did not answer: 500 ms.
@@ -215,12 +217,30 @@ pub(crate) fn running(target: &Target) -> Result<Qmp, String> {
 }
 
 /// Pauses a guest that runs.
-fn stop(target: &Target) -> Result<Instant, String> {
+pub(crate) fn stop(target: &Target) -> Result<Instant, String> {
     let mut qmp = running(target)?;
     // It is held from here on: QEMU may have stopped it without an answer in time.
     let since = Instant::now();
     let _ = qmp.execute("stop", json!({}));
     Ok(since)
+}
+
+/// Pauses a guest that runs, until somebody resumes it.
+///
+/// # Errors
+/// It does not run, or is not seen to stand still in time. It may do so nevertheless.
+pub(crate) fn stop_for_long(target: &Target) -> Result<(), String> {
+    let since = stop(target)?;
+    loop {
+        let found = Qmp::of(target.process.pid, &target.qmp).map_err(|error| error.to_string());
+        match found.and_then(|mut qmp| status(&mut qmp)) {
+            Ok(status) if status == "paused" => return Ok(()),
+            found if since.elapsed() > STOPS_WITHIN => {
+                return Err(brief(&format!("it does not stand still: {}", found.unwrap_or_else(|why| why))));
+            }
+            _ => std::thread::sleep(LOOK),
+        }
+    }
 }
 
 /// Resumes a guest that is paused. One that has ended, runs, or was moved to another host meanwhile, is left as it is.

@@ -175,6 +175,11 @@ impl Ledger {
         Ok(Self { dir: dir.to_owned(), kept: read(dir)? })
     }
 
+    /// The directory of the service.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Waits for the turn, for a minute at most, and reads the ledger again.
     ///
     /// # Errors

@@ -56,6 +56,10 @@ enum Command {
     Place(cmd::place::Args),
     /// Memory of guests of many hosts, and what folding saves where they are, by their sketches
     Fleet(cmd::place::Args),
+    /// Have a guest stand still, with as little memory as may be
+    Park(cmd::park::ParkArgs),
+    /// Have a parked guest go on
+    Wake(cmd::park::WakeArgs),
     /// Guests as files, from which clones are started
     Template(cmd::template::Args),
     /// Start guests from a template, each another than its siblings
@@ -116,6 +120,8 @@ fn main() -> ExitCode {
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Journal(args) => cmd::journal::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),
+        Command::Park(args) => cmd::park::park(&args),
+        Command::Wake(args) => cmd::park::wake(&args),
         Command::Worker(args) => cmd::worker::run(&args),
         Command::Sketch(args) => cmd::place::run(&["sketch"], &args.words),
         Command::Place(args) => cmd::place::run(&["place"], &args.words),

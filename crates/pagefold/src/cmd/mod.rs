@@ -18,6 +18,7 @@ pub mod guests;
 pub mod journal;
 pub mod lab;
 pub mod place;
+pub mod park;
 mod room;
 pub mod run;
 pub mod serve;

@@ -14,7 +14,7 @@ use balance::{
 use cli::say;
 use guest::{Guest, Survey};
 use host::ProcessId;
-use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left};
+use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left, wake_left};
 use std::time::{Duration, Instant};
 
 /// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
@@ -222,10 +222,11 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Waits for the turn, and resumes guests that a process has left paused that was killed.
+    /// Waits for the turn, and resumes guests that a process has left paused that was killed, or that it was about to park.
     pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
         let turn = self.ledger.take_turn()?;
         resume_left(&mut self.ledger, &turn)?;
+        wake_left(self.common.service.meant().place().dir());
         Ok(turn)
     }
 

@@ -1,0 +1,299 @@
+//! `pagefold park` and `pagefold wake`.
+
+mod idle;
+
+use super::admit::parse_time;
+use super::which::Which;
+use anyhow::Context;
+use api::name;
+use cli::exit::{Outcome, Stop};
+use cli::size::bytes;
+use cli::{output, say};
+use guest::Guest;
+use lend::{Ledger, NOTES_WITHIN, Parked, Parking, Shrunk};
+use serde::Serialize;
+use serde_json::json;
+use start::Clones;
+use std::path::Path;
+use std::time::Duration;
+use survey::Selection;
+
+/// Longest time for which guests are looked at, in seconds: 1 day.
+const MOST_IDLE_S: u64 = 86_400;
+
+/// Arguments of `pagefold park`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The guest stands still until pagefold wake: nothing inside runs, and nobody is answered. What is equal to pages of its group is folded.
+Private memory is written to swap, or to zram, where the host has one. A VM needs a QMP socket; a program is stopped by SIGSTOP, and has to
+be a member. If this command fails or is interrupted, the guest goes on.
+
+Examples:
+  pagefold park web-7                     with as little memory as may be, until pagefold wake web-7
+  pagefold park --idle 10m --group acme   looks on for 10 minutes, and parks all that were idle
+  pagefold park --list                    guests that are parked")]
+pub struct ParkArgs {
+    /// The guest, by id, name or pid
+    #[arg(required_unless_present_any = ["list", "idle"])]
+    guest: Option<String>,
+    /// Park all guests that are idle for so long
+    #[arg(long, value_name = "TIME", conflicts_with = "guest", value_parser = parse_idle)]
+    idle: Option<u64>,
+    /// Of this group alone
+    #[arg(long, value_name = "GROUP", requires = "idle", value_parser = name::parse_group)]
+    group: Option<String>,
+    /// Show guests that are parked
+    #[arg(long, conflicts_with_all = ["guest", "idle"])]
+    list: bool,
+    /// Longest time for folding what is equal
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    fold_for: u64,
+    #[command(flatten)]
+    service: Which,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `pagefold wake`.
+#[derive(clap::Args)]
+pub struct WakeArgs {
+    /// The guest, by id, name or pid
+    #[arg(required_unless_present = "all")]
+    guest: Option<String>,
+    /// All guests that are parked
+    #[arg(long, conflicts_with = "guest")]
+    all: bool,
+    /// Longest wait for a clone's helper to set its clock
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=600))]
+    clock_within: u64,
+    #[command(flatten)]
+    service: Which,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_idle(text: &str) -> Result<u64, String> {
+    match parse_time(text, MOST_IDLE_S)? {
+        0 => Err("a guest is looked at for a second at least".into()),
+        seconds => Ok(seconds),
+    }
+}
+
+/// The end of parking a guest.
+#[derive(Serialize)]
+struct Done {
+    guest: String,
+    memory: Option<Shrunk>,
+    problem: Option<String>,
+}
+
+/// Runs `pagefold park`.
+pub fn park(args: &ParkArgs) -> anyhow::Result<Outcome> {
+    let place = args.service.meant().place();
+    if args.list {
+        return list(place.dir(), args.json);
+    }
+    // Nobody else may have notes there by which guests are stopped and woken.
+    place.make()?;
+    host::note_interrupts().context("cannot catch signals")?;
+    let find = || Selection::default().resolve(&|| args.service.members());
+    let guests = match (&args.guest, args.idle) {
+        (Some(name), _) => vec![named(find()?, name)?],
+        (None, idle) => idle::found(&find, args.group.as_deref(), Duration::from_secs(idle.unwrap_or(0)))?,
+    };
+    let all = park_all(place.dir(), &guests, Duration::from_secs(args.fold_for));
+    if args.json {
+        output::line(serde_json::to_string_pretty(&json!({"parked": all}))?)?;
+    }
+    for done in &all {
+        match (&done.problem, &done.memory) {
+            (Some(problem), _) => say!("pagefold: {problem}"),
+            (None, Some(memory)) if !args.json => output::bytes(text(&done.guest, memory).as_bytes())?,
+            _ => {}
+        }
+    }
+    Ok(if all.iter().all(|done| done.problem.is_none()) { Outcome::Done } else { Outcome::Partial })
+}
+
+/// Parks guests, each as far as it goes.
+fn park_all(service: &Path, guests: &[Guest], patience: Duration) -> Vec<Done> {
+    let before: Vec<u64> = guests.iter().map(|guest| lend::private_and_swapped(guest).0).collect();
+    // The agent of a program stands still with it. That of a VM goes on.
+    let fold = |are_vms: bool| {
+        let is_folded = |guest: &&Guest| guest.kind.is_vm() == are_vms && guest.facts.folded_in.is_some();
+        let members: Vec<Guest> = guests.iter().filter(is_folded).cloned().collect();
+        if !members.is_empty() {
+            lend::until_folded(&members, patience);
+        }
+    };
+    fold(false);
+    let stopped: Vec<anyhow::Result<Parked>> = guests.iter().map(|guest| stop(service, guest)).collect();
+    if stopped.iter().any(|stopped| stopped.as_ref().is_ok_and(Parked::is_vm)) {
+        fold(true);
+    }
+    let settled = guests.iter().zip(stopped).zip(before).map(|((guest, stopped), before)| {
+        let settled = stopped.and_then(|parked| settle(service, guest, &parked, before));
+        let problem = settled.as_ref().err().map(|why| format!("{why:#}"));
+        Done { guest: guest.id.clone(), memory: settled.ok(), problem }
+    });
+    settled.collect()
+}
+
+fn stop(service: &Path, guest: &Guest) -> anyhow::Result<Parked> {
+    let turn = Ledger::open(service)?.take_turn()?;
+    check_interrupts()?;
+    Parking::lock(service, NOTES_WITHIN)?.park(guest, &turn)
+}
+
+fn check_interrupts() -> anyhow::Result<()> {
+    anyhow::ensure!(host::interrupted().is_none(), "this command was interrupted");
+    Ok(())
+}
+
+/// Has memory of a guest that stands still written to swap, and leaves it parked. Without that it goes on.
+fn settle(service: &Path, guest: &Guest, parked: &Parked, before_bytes: u64) -> anyhow::Result<Shrunk> {
+    let shrunk = check_interrupts().map(|()| lend::shrink(guest, before_bytes));
+    anyhow::ensure!(parked.is_alive(), "{} has ended", cli::printable(&parked.guest));
+    let parking = Parking::lock(service, NOTES_WITHIN)?;
+    let kept = shrunk.and_then(|shrunk| {
+        check_interrupts()?;
+        parking.keep(parked).map(|()| shrunk)
+    });
+    kept.map_err(|why| parking.give_up(parked, &why))
+}
+
+fn text(guest: &str, shrunk: &Shrunk) -> String {
+    let [before, after, swapped] = [shrunk.private_before_bytes, shrunk.private_bytes, shrunk.swapped_bytes].map(bytes);
+    let problem = shrunk.problem.as_ref().map_or_else(String::new, |problem| format!("{problem}\n"));
+    let guest = cli::printable(guest);
+    format!("{guest} stands still: it held {before} alone, and holds {after}; {swapped} are in swap\n{problem}")
+}
+
+/// The guest that is meant. Owners of guests choose names, so one that several have means none of them.
+fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
+    let pid = name.parse::<u32>().ok();
+    let is_it =
+        |guest: &Guest| guest.id == name || guest.name == name || pid.is_some_and(|pid| guest.pids.contains(&pid));
+    let (by_id, others): (Vec<Guest>, Vec<Guest>) =
+        guests.into_iter().filter(is_it).partition(|guest| guest.id == name);
+    let found = if by_id.is_empty() { others } else { by_id };
+    let shown = cli::printable(name);
+    match <[Guest; 1]>::try_from(found) {
+        Ok([guest]) => Ok(guest),
+        Err(none) if none.is_empty() => Err(Stop::Usage(format!("no guest is called {shown}")).into()),
+        Err(several) => {
+            let ids: Vec<String> = several.iter().map(|guest| cli::printable(&guest.id)).collect();
+            Err(Stop::Usage(format!("several guests are called {shown}: name one of {}", ids.join(", "))).into())
+        }
+    }
+}
+
+/// Guests that are parked, by the service's notes; none where there are no notes.
+fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
+    if !service.join("parked").is_dir() {
+        return Ok(Vec::new());
+    }
+    // Nobody else may have notes there by which guests are woken.
+    api::place::Place::at(service).make()?;
+    Parking::lock(service, NOTES_WITHIN)?.list()
+}
+
+fn list(service: &Path, as_json: bool) -> anyhow::Result<Outcome> {
+    let all = parked(service)?;
+    let of = |parked: &Parked| json!({"guest": parked.guest, "parked_s": parked_s(parked)});
+    if as_json {
+        let all: Vec<_> = all.iter().map(of).collect();
+        output::line(serde_json::to_string_pretty(&json!({"parked": all}))?)?;
+    } else {
+        for parked in &all {
+            output::line(format_args!("{}: for {} s", cli::printable(&parked.guest), parked_s(parked)))?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn parked_s(parked: &Parked) -> u64 {
+    host::boot_clock_s().saturating_sub(parked.at_s)
+}
+
+/// Runs `pagefold wake`.
+pub fn wake(args: &WakeArgs) -> anyhow::Result<Outcome> {
+    let place = args.service.meant().place();
+    let mut all = parked(place.dir())?;
+    if let Some(name) = &args.guest {
+        let pid = name.parse().ok();
+        let is_it = |parked: &Parked| parked.guest == *name || parked.name == *name || pid == Some(parked.process.pid);
+        all.retain(is_it);
+        if all.is_empty() {
+            return Err(Stop::Usage(format!("{} is not parked", cli::printable(name))).into());
+        }
+    }
+    let mut outcome = Outcome::Done;
+    for parked in &all {
+        let woken = Parking::lock(place.dir(), NOTES_WITHIN).and_then(|parking| parking.wake(parked));
+        if let Err(why) = woken {
+            say!("pagefold: {why:#}");
+            outcome = Outcome::Partial;
+            continue;
+        }
+        show_woken(parked, Duration::from_secs(args.clock_within), args.json)?;
+    }
+    Ok(outcome)
+}
+
+fn show_woken(parked: &Parked, clock_within: Duration, as_json: bool) -> anyhow::Result<()> {
+    let parked_s = parked_s(parked);
+    let clock = clock_of(parked, clock_within).unwrap_or_else(|why| {
+        say!("pagefold: the clock of {} is not set: {why:#}", cli::printable(&parked.guest));
+        "behind"
+    });
+    if as_json {
+        return output::line(json!({"woken": parked.guest, "parked_s": parked_s, "clock": clock}));
+    }
+    let clock = match clock {
+        "hosts" => "its clock is the host's".to_owned(),
+        "set" => "its clock is set".to_owned(),
+        _ => format!("its clock is {parked_s} s behind, and nobody inside sets it for us"),
+    };
+    output::line(format_args!("{} goes on after {parked_s} s; {clock}", cli::printable(&parked.guest)))
+}
+
+/// Sets the clock of a clone, by the helper inside. A VM's clock stands still with it; a program has the host's.
+fn clock_of(parked: &Parked, patience: Duration) -> anyhow::Result<&'static str> {
+    if !parked.is_vm() {
+        return Ok("hosts");
+    }
+    let clones = Clones::open(&start::clones_dir());
+    let found = clones.list()?.into_iter().find(|clone| clone.process == Some(parked.process));
+    let Some(clone) = found else { return Ok("behind") };
+    Ok(if clones.set_clock(&clone, patience)? { "set" } else { "behind" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(id: &str, name: &str, pid: u32) -> Guest {
+        Guest {
+            id: id.into(),
+            name: name.into(),
+            kind: guest::GuestKind::Process,
+            pids: vec![pid],
+            group: "g".into(),
+            ram_bytes: None,
+            facts: guest::Facts::default(),
+        }
+    }
+
+    #[test]
+    fn name_that_several_guests_have_means_none_of_them() {
+        let all =
+            || vec![guest("qemu:web", "web", 7), guest("qemu:web@9", "web", 9), guest("process:8", "qemu:web", 8)];
+        let found = |name: &str| named(all(), name).map(|guest| guest.pids[0]).map_err(|why| why.to_string());
+        assert_eq!([found("qemu:web"), found("qemu:web@9"), found("8")], [Ok(7), Ok(9), Ok(8)]);
+        assert_eq!(found("web"), Err("several guests are called web: name one of qemu:web, qemu:web@9".into()));
+        assert_eq!(found("no"), Err("no guest is called no".into()));
+    }
+}
