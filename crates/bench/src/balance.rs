@@ -19,6 +19,7 @@ mod rig;
 mod small_host;
 mod storm;
 
+pub(crate) use rig::{Rig, group};
 pub use small_host::SmallHost;
 pub use storm::{Figures as Storm, run as make_storm};
 

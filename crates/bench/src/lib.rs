@@ -6,6 +6,7 @@ use clap::Subcommand;
 use cli::exit::Outcome;
 use std::ffi::OsString;
 
+mod admit;
 mod attach;
 mod balance;
 mod census;
@@ -15,6 +16,7 @@ mod insight;
 mod ksm;
 mod median;
 mod overhead;
+mod park;
 mod serve;
 mod serving;
 mod start;
@@ -39,6 +41,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
+    /// Admission of guests on a simulated host, with departures and storms, and the time that an answer takes
+    Admit(admit::Args),
     /// Attaching to a running program that checks itself, and detaching again: what is stopped, interrupted, and left
     Attach(attach::Args),
     /// Memory between guests, when drivers, QEMU and guests fail
@@ -57,6 +61,8 @@ enum What {
     Overhead(overhead::Args),
     /// Plans for a simulated fleet: hosts that each policy needs, and how long a plan takes
     Place(PlaceArgs),
+    /// Guests that are parked and woken
+    Park(park::Args),
     /// A service with many members: answers, costs, and whether the savings that it shows are so
     Serve(serve::Args),
     /// Guests that are cloned, beside the same guests booted, restored, and cloned by stock QEMU
@@ -96,6 +102,7 @@ enum GuestOf {
 /// Runs the chosen bench. `place` is run with the arguments of `pagefold bench place`.
 pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
     match args.what {
+        What::Admit(args) => admit::run(&args),
         What::Attach(args) => attach::run(&args),
         What::Balance(args) => balance::run(&args),
         What::Census(args) => census::run(&args),
@@ -105,6 +112,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
         What::Ksm(args) => ksm::run(&args),
         What::Overhead(args) => overhead::run(&args),
         What::Place(args) => place(&args.words),
+        What::Park(args) => park::run(&args),
         What::Serve(args) => serve::run(&args),
         What::Start(args) => start::run(&args),
     }
