@@ -92,6 +92,8 @@ struct Figures {
     /// Private memory of the service's processes without the indexes; the indexes and the workers' other tables.
     memory_mib: f64,
     index_mib: f64,
+    /// Most tasks of the service's processes while members were folded.
+    most_tasks: usize,
     /// The 99th percentile of requests while nothing else happens; the same beside a crowd, and how many times as long.
     alone_p99_ms: f64,
     crowd_p99_ms: f64,
@@ -148,9 +150,9 @@ fn measure(args: &Args, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<F
     say!("pagefold: {} members in {} groups start", args.members, args.groups);
     let members = Members::start(args, serving.dir())?;
     let scene = Scene { groups: args.groups, serving: &serving };
-    scene.wait_until_nothing_changes()?;
+    let most_tasks = scene.wait_until_nothing_changes()?;
     let folding = prober.finish()?;
-    let figures = Measured { args, scene: &scene, folding }.figures()?;
+    let figures = Measured { args, scene: &scene, folding, most_tasks }.figures()?;
     drop(members);
     serving.end()?;
     Ok(figures)
@@ -161,6 +163,7 @@ struct Measured<'a> {
     args: &'a Args,
     scene: &'a Scene<'a>,
     folding: Times,
+    most_tasks: usize,
 }
 
 impl Measured<'_> {
@@ -208,6 +211,7 @@ impl Measured<'_> {
             idle_agents_cpu_percent: idle[1],
             memory_mib,
             index_mib,
+            most_tasks: self.most_tasks,
             alone_p99_ms: alone.p99_ms,
             crowd_p99_ms: beside.p99_ms,
             crowd_ratio,

@@ -106,16 +106,18 @@ impl Scene<'_> {
         Ok(sum)
     }
 
-    /// Waits until members are folded, and nothing changes.
-    pub fn wait_until_nothing_changes(&self) -> anyhow::Result<()> {
+    /// Waits until members are folded, and nothing changes. Returns the most tasks that the service's processes had meanwhile.
+    pub fn wait_until_nothing_changes(&self) -> anyhow::Result<usize> {
         let (begin, mut since, mut last) = (Instant::now(), Instant::now(), Savings::default());
+        let mut most_tasks = 0;
         loop {
+            most_tasks = most_tasks.max(self.tasks());
             let savings = self.savings()?;
             if savings != last {
                 (last, since) = (savings, Instant::now());
             }
             if last.gross_bytes() > 0 && since.elapsed() >= NO_CHANGE {
-                return Ok(());
+                return Ok(most_tasks);
             }
             if begin.elapsed() > PATIENCE {
                 bail!("savings still changed after {} s: {last:?}", PATIENCE.as_secs());
@@ -129,6 +131,12 @@ impl Scene<'_> {
         let supervisor = self.serving.pid();
         let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap_or_default();
         children.split_whitespace().filter_map(|pid| pid.parse().ok()).chain([supervisor]).collect()
+    }
+
+    /// Tasks of these processes.
+    fn tasks(&self) -> usize {
+        let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        self.processes().into_iter().map(of).sum()
     }
 
     /// Processor time of the service, and of the agents, while nothing changes: percents of a core.

@@ -27,7 +27,7 @@ pub fn print(out: &mut dyn Write, figures: &Figures) -> io::Result<()> {
     writeln!(
         out,
         "{} members in {} groups\n{table}\n{} requests while folding, median {:.2} ms. Agents at rest: {:.2}% of a core. \
-         Indexes: {:.1} MiB.\n{} requests beside a crowd that got {} answers: p99 {:.2} ms, {:.2} ms without it.\n\
+         Indexes: {:.1} MiB. {} tasks at most.\n{} requests beside a crowd that got {} answers: p99 {:.2} ms, {:.2} ms without it.\n\
          Saved: {saved} shown, {audit} by page frames. Unfolding: {unfolded} by what is shown, {fell} of free memory.",
         f.members,
         f.groups,
@@ -35,6 +35,7 @@ pub fn print(out: &mut dyn Write, figures: &Figures) -> io::Result<()> {
         f.api_p50_ms,
         f.idle_agents_cpu_percent,
         f.index_mib,
+        f.most_tasks,
         f.crowd_requests,
         f.crowd_answers,
         f.crowd_p99_ms,
