@@ -1,8 +1,10 @@
-//! Those who attack: users of the host without a member, members that lie, and one that thrashes in its control group.
+//! Those who attack: users of the host without a member, members that lie, one that thrashes in its control group, and guests that lie.
 
+use crate::common::lies::{LIES as LIES_OF_GUESTS, TRUTHS};
 use crate::common::service::{Member, Service, small_memory, torture};
 use crate::common::supervised::Fake;
 use crate::common::{self, Afterwards};
+use crate::guests::Guests;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -38,23 +40,26 @@ pub enum Attack {
     Strangers,
     Liars,
     Thrashing,
+    Guests,
 }
 
 impl Attack {
-    pub const ALL: [Self; 3] = [Self::Strangers, Self::Liars, Self::Thrashing];
+    pub const ALL: [Self; 4] = [Self::Strangers, Self::Liars, Self::Thrashing, Self::Guests];
 }
 
 /// Attackers at work. Dropping them ends them.
+#[derive(Default)]
 pub struct Attackers {
     fakes: Vec<Fake>,
     members: Vec<Member>,
+    guests: Option<Guests>,
     _memory: Option<Afterwards>,
 }
 
 impl Attackers {
     /// `None`, with the reason printed, where this host lacks something.
     pub fn begin(attack: Attack, service: &Service) -> Option<Self> {
-        let mut attackers = Self { fakes: Vec::new(), members: Vec::new(), _memory: None };
+        let mut attackers = Self::default();
         match attack {
             Attack::Strangers => {
                 let all = sockets(&service.place());
@@ -70,13 +75,15 @@ impl Attackers {
                 attackers.members = vec![Member::spawn(command, "thrashing", &parent(service))];
                 attackers._memory = Some(memory);
             }
+            Attack::Guests => attackers.guests = Some(Guests::begin(service, LIES_OF_GUESTS)?),
         }
         Some(attackers)
     }
 
     /// As many processes and threads at the same priority that attack nothing of the service's. Strangers do the same to sockets of another
-    /// program, and others compute. The kernel divides processors, and does what they ask of it; that is not ours.
-    pub fn stand_in(attack: Attack, service: &Service) -> Self {
+    /// program, guests do as much without a lie, and others compute. The kernel divides processors, and does what they ask of it; that is not
+    /// ours. `None`, with the reason printed, where this host lacks something.
+    pub fn stand_in(attack: Attack, service: &Service) -> Option<Self> {
         let count = match attack {
             Attack::Strangers => {
                 let mut sink = fake(service, &[]);
@@ -89,8 +96,9 @@ impl Attackers {
                 others.iter().for_each(|path| assert_eq!(sink.tell(&format!("sink {}", path.display())), "ok"));
                 let mut fakes = vec![sink];
                 fakes.extend(USERS.map(|user| stranger(service, user, &others)));
-                return Self { fakes, members: Vec::new(), _memory: None };
+                return Some(Self { fakes, ..Self::default() });
             }
+            Attack::Guests => return Some(Self { guests: Some(Guests::begin(service, TRUTHS)?), ..Self::default() }),
             Attack::Liars => LIES.len(),
             Attack::Thrashing => 1,
         };
@@ -99,7 +107,7 @@ impl Attackers {
             assert_eq!(fake.tell("attack spin -"), "ok");
             fake
         };
-        Self { fakes: (0..count).map(spins).collect(), members: Vec::new(), _memory: None }
+        Some(Self { fakes: (0..count).map(spins).collect(), ..Self::default() })
     }
 
     /// As many liars that are members of another program, which reads what they send and does nothing with it.
@@ -117,7 +125,7 @@ impl Attackers {
             command.args(&words[1..]).env(variable, token);
             Member::spawn(command, &format!("elsewhere-{lie}"), &parent(service))
         };
-        Self { fakes: vec![drain], members: LIES.map(liar).into(), _memory: None }.that_have_begun()
+        Self { fakes: vec![drain], members: LIES.map(liar).into(), ..Self::default() }.that_have_begun()
     }
 
     /// Waits until all members run the programs that attack: to start these takes time, too.
@@ -134,6 +142,9 @@ impl Attackers {
         self.members.iter_mut().for_each(Member::assert_is_well);
         for fake in &mut self.fakes {
             assert!(fake.tell("state").starts_with("closed"), "it is no member: {}", service.log());
+        }
+        if let Some(guests) = self.guests.take() {
+            guests.end(service);
         }
     }
 }

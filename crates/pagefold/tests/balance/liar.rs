@@ -1,7 +1,8 @@
-//! Two guests whose roots lie to the balancer, with a real device, beside two honest ones. Those have their loans as ever.
+//! Two guests whose roots lie to the balancer, with a real device, beside two honest ones, which come last. Those have their loans as ever.
 //!
 //! `PAGEFOLD_SOAK_SECONDS` says for how long; turns with lies and without them alternate.
 
+use crate::common::lies::{END, LIARS, LIES, begin};
 use crate::common::number;
 use crate::common::service::{seconds, until};
 use crate::rig::{Guests, KEPT, M, RAM, guests};
@@ -11,29 +12,6 @@ use std::time::{Duration, Instant};
 const TOLERATED: [f64; 2] = [4.0, 1.1];
 /// Time that a turn may take longer in any case: 2 s. A round of the balancer's is not cut in pieces.
 const ROUND_S: f64 = 2.0;
-/// Number of liars, who come first.
-const LIARS: usize = 2;
-/// Lies of the guests. The first says at once that the balloon is as large as the host wants it, and gives nothing back.
-/// Of the device's I/O ports, `num_pages` is at 20, and `actual` at 24. The second takes all pages of the balloon back as soon as it has any.
-const LIES: [&str; LIARS] = [
-    "rmmod virtio_balloon; d=$(grep -l 0x1002 /sys/bus/pci/devices/*/device | head -n 1)
-while [ ! -e /tmp/honest ]; do
-    dd if=${d%device}resource0 bs=4 skip=5 count=1 2>/dev/null | dd of=${d%device}resource0 bs=4 seek=6 conv=notrunc 2>/dev/null
-    sleep 0.1
-done; insmod /modules/*balloon*",
-    "while [ ! -e /tmp/honest ]; do rmmod virtio_balloon; sleep 0.3; insmod /modules/*balloon*; sleep 0.3; done",
-];
-/// Script that ends a lie.
-const END: &str = "touch /tmp/honest; while [ ! -e /tmp/done ]; do sleep 0.1; done; rm /tmp/done; grep -c ^virtio_balloon /proc/modules";
-
-/// Has the first so many guests lie until they are told to be honest.
-pub fn lie(guests_of: &Guests, count: usize) {
-    for (name, lie) in guests_of.names().into_iter().zip(LIES).take(count) {
-        let begin = format!("rm -f /tmp/honest; (sh -c '{lie}'; echo done > /tmp/done) > /dev/null 2>&1 < /dev/null &");
-        guests_of.lab.everywhere(&[name], &begin);
-    }
-}
-
 /// Has the honest guests' loans withdrawn, and made again. Returns how long it took, in seconds.
 fn loans_go_and_come(guests_of: &Guests) -> f64 {
     // Memory that was used and is free again lies in frames of the host.
@@ -56,7 +34,7 @@ fn guests_that_lie_take_no_loan_from_others_and_slow_none() {
     let (end, mut ratios) = (Instant::now() + Duration::from_secs(seconds(1)), Vec::new());
     while ratios.is_empty() || Instant::now() < end {
         let alone = loans_go_and_come(&guests_of);
-        lie(&guests_of, LIARS);
+        begin(&guests_of.lab, &guests_of.listed, &LIES);
         let attacked = loans_go_and_come(&guests_of);
         it_is_not_believed(&guests_of);
         let drivers = guests_of.lab.everywhere(&guests_of.names()[..LIARS], END);

@@ -1,9 +1,9 @@
 //! A storm in which one guest lies: its root says that its balloon is as large as the host wants it, and gives nothing back. Honest ones
 //! beside it have loans, which they give back.
 
+use crate::common::lies::{LIES, begin};
 use crate::common::service::{cgroup_path, small_memory, until};
 use crate::common::{Afterwards, number};
-use crate::liar::lie;
 use crate::rig::{Applying, Guests, KEPT, M, RAM, guests};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -30,7 +30,7 @@ fn guest_that_gives_nothing_back_is_paused_in_a_storm_and_honest_ones_are_not() 
     let Some((group, _afterwards)) = small_memory(&token, HOST) else { return };
     let Some(guests_of) = Guests::many(3, "storm", "virtio-balloon-pci") else { return };
     [UNUSED / M, 48, 48].into_iter().enumerate().for_each(|(n, all_but)| use_up(&guests_of, n, all_but));
-    lie(&guests_of, 1);
+    begin(&guests_of.lab, &guests_of.listed, &LIES[..1]);
     // Its own driver would give memory back.
     guests_of
         .lab

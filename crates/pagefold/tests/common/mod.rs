@@ -9,6 +9,7 @@ pub mod formats;
 pub mod http;
 pub mod keeper;
 pub mod lab;
+pub mod lies;
 pub mod member;
 pub mod qemu;
 pub mod service;
