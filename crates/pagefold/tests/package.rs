@@ -3,14 +3,13 @@
 mod common;
 
 use common::http::{Http, Target};
+use common::package::{built, done, text, tree};
 use common::supervised::{signal, wait_for_within};
 use common::{Afterwards, not_root};
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// Files of the package, besides those of which there is one for each command.
 const FILES: [&str; 34] = [
@@ -49,46 +48,6 @@ const FILES: [&str; 34] = [
     "usr/share/man/man1/pagefold.1.gz",
     "usr/share/zsh/vendor-completions/_pagefold",
 ];
-
-fn tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the source tree")
-}
-
-fn done(command: &mut Command) -> Output {
-    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(output.status.success(), "{command:?}: {output:?}");
-    output
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Builds the package; `None` where there is no `cargo deb`.
-fn built(dir: &TempDir) -> Option<PathBuf> {
-    if !Command::new("cargo").args(["deb", "--version"]).output().is_ok_and(|o| o.status.success()) {
-        eprintln!("skipped: cargo-deb is not installed; ./x package does that");
-        return None;
-    }
-    let programs = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-    let agent = "../x86_64-unknown-linux-musl/debug/pagefold-agent";
-    let helper = "../x86_64-unknown-linux-musl/guest/pagefold-identity";
-    if !programs.with_file_name(agent).exists() {
-        eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
-        return None;
-    }
-    fs::create_dir(dir.path().join("release")).expect("make a directory");
-    let own = ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", "pagefold-place", "libpagefold.so"];
-    for name in own.into_iter().chain([agent, helper]) {
-        let program = programs.parent().expect("a directory").join(name);
-        let name = Path::new(name).file_name().expect("a name");
-        assert!(program.exists(), "{} is not there: ./x build", program.display());
-        symlink(program, dir.path().join("release").join(name)).expect("link a program");
-    }
-    done(Command::new(tree().join("x")).args(["package", "--built"]).env("CARGO_TARGET_DIR", dir.path()));
-    let made = fs::read_dir(dir.path().join("debian")).expect("packages").next().expect("a package");
-    Some(made.expect("a file").path())
-}
 
 #[test]
 fn package_is_whole_and_folds_from_where_it_is_unpacked() {

@@ -11,6 +11,7 @@ pub mod keeper;
 pub mod lab;
 pub mod lies;
 pub mod member;
+pub mod package;
 pub mod qemu;
 pub mod service;
 pub mod supervised;

@@ -1,0 +1,60 @@
+//! The Debian package, built by `./x package` of the programs under test.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// The source tree.
+pub fn tree() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the source tree")
+}
+
+/// Runs a command, which must succeed.
+pub fn done(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    output
+}
+
+/// Its standard output.
+pub fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Builds the package of the programs under test in a directory; `None` where there is no `cargo deb`.
+pub fn built(dir: &TempDir) -> Option<PathBuf> {
+    if !Command::new("cargo").args(["deb", "--version"]).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped: cargo-deb is not installed; ./x package does that");
+        return None;
+    }
+    let programs = Path::new(env!("CARGO_BIN_EXE_pagefold"));
+    let agent = "../x86_64-unknown-linux-musl/debug/pagefold-agent";
+    let helper = "../x86_64-unknown-linux-musl/guest/pagefold-identity";
+    if !programs.with_file_name(agent).exists() {
+        eprintln!("skipped: nothing is built for x86_64-unknown-linux-musl: ./x build");
+        return None;
+    }
+    fs::create_dir(dir.path().join("release")).expect("make a directory");
+    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, helper, "libpagefold.so"] {
+        let program = programs.parent().expect("a directory").join(name);
+        let name = Path::new(name).file_name().expect("a name");
+        assert!(program.exists(), "{} is not there: ./x build", program.display());
+        symlink(program, dir.path().join("release").join(name)).expect("link a program");
+    }
+    done(Command::new(tree().join("x")).args(["package", "--built"]).env("CARGO_TARGET_DIR", dir.path()));
+    let made = fs::read_dir(dir.path().join("debian")).expect("packages").next().expect("a package");
+    Some(made.expect("a file").path())
+}
+
+/// Makes a package with the same files, of a newer version.
+pub fn next_version(package: &Path, next: &Path) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (root, control) = (dir.path().join("root"), dir.path().join("root/DEBIAN/control"));
+    done(Command::new("dpkg-deb").arg("--raw-extract").arg(package).arg(&root));
+    let text = fs::read_to_string(&control).expect("the control file");
+    let line = |line: &str| format!("{line}{}\n", if line.starts_with("Version: ") { "+next" } else { "" });
+    fs::write(&control, text.lines().map(line).collect::<String>()).expect("write the control file");
+    done(Command::new("dpkg-deb").args(["--root-owner-group", "-Zgzip", "-z1", "--build"]).arg(&root).arg(next));
+}
