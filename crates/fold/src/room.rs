@@ -30,7 +30,7 @@ use wire::{FoldMode, MemberState, ToAgent};
 
 /// Time between a refusal and the next question: 5 s.
 const REFUSED_TIME: Duration = Duration::from_secs(5);
-/// Time after which a worker asks again for what is left: 2 s. What members folded while it asked is not in their room.
+/// Time after which a worker asks again for what is left: 2 s. Members may have folded more since it asked.
 const MORE_TIME: Duration = Duration::from_secs(2);
 /// Time for an answer, after which the worker asks again: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);

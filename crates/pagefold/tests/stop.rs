@@ -35,7 +35,11 @@ fn everything_is_private_again_and_group_folds_when_it_is_reset() {
     for turn in 0..3 {
         let began = Instant::now();
         let all = json_of(&service.pagefold(&["stop", "--everything", "--json"]));
-        assert_eq!((&all[0]["group"], &all[0]["left_bytes"], sharing()), (&json!(group), &json!(0), 0), "{turn}: {all}");
+        assert_eq!(
+            (&all[0]["group"], &all[0]["left_bytes"], sharing()),
+            (&json!(group), &json!(0), 0),
+            "{turn}: {all}"
+        );
         // Longer than that, a promise of memory had to be over before there was another one.
         assert!(began.elapsed() < Duration::from_secs(20), "{turn}: {:?}", began.elapsed());
         assert!(service.pagefold(&["group", "reset", &group]).status.success());

@@ -66,8 +66,8 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Bytes that are still folded, and whether a member has yet to take in that nothing is to be folded. What such a member
-    /// is folding is in no figure.
+    /// Bytes that are still folded, and whether a member has yet to take in that nothing is to be folded. No figure has
+    /// the pages that such a member is folding.
     fn left(&self) -> anyhow::Result<(u64, bool)> {
         let state = self.service.show(&self.name)?;
         Ok((folded_bytes(&state), state.report.members.iter().any(MemberReport::may_fold)))

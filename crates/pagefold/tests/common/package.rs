@@ -37,7 +37,16 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
         return None;
     }
     fs::create_dir(dir.path().join("release")).expect("make a directory");
-    for name in ["pagefold", "pagefold-prove", "pagefold-web", "pagefold-attach", agent, helper, "libpagefold.so"] {
+    for name in [
+        "pagefold",
+        "pagefold-prove",
+        "pagefold-web",
+        "pagefold-attach",
+        "pagefold-place",
+        agent,
+        helper,
+        "libpagefold.so",
+    ] {
         let program = programs.parent().expect("a directory").join(name);
         let name = Path::new(name).file_name().expect("a name");
         assert!(program.exists(), "{} is not there: ./x build", program.display());

@@ -35,7 +35,7 @@ fn memory_with_a_numa_policy_is_named_and_member_without_it_is_folded() {
     until_state(&service, "b", "folding");
 }
 
-/// Every second page is one of 16. With an argument, it forks all the time after a line: each child ends at once.
+/// A program whose every second page has one of 16 contents. With an argument, it forks all the time after a line: each child ends at once.
 const FORKS: &str = "
 import mmap, os, sys
 memory = mmap.mmap(-1, 4096 * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
