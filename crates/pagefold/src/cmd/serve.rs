@@ -70,6 +70,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
 
   [balance]                        # optional: memory is lent between guests, see docs/balance.md
   policy = \"working-set\"           # or group, entitlement, equal
+  admit = \"strict\"                 # or likely, none: how guests are admitted (pagefold admit)
   every = 5                        # seconds between two rounds
   floor = \"1G\"                    # memory that is never lent
   within = \"/machine.slice\"       # a control group whose memory limit stands for the host
