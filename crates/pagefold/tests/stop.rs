@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::service::{Service, cannot_fold, until};
+use common::service::{Service, cannot_fold, find_member, until};
 use common::{json_of, number};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -43,6 +43,8 @@ fn everything_is_private_again_and_group_folds_when_it_is_reset() {
         // Longer than that, a promise of memory had to be over before there was another one.
         assert!(began.elapsed() < Duration::from_secs(20), "{turn}: {:?}", began.elapsed());
         assert!(service.pagefold(&["group", "reset", &group]).status.success());
+        let folds = |name: &str| find_member(&service.show("acme"), name).is_some_and(|m| m["state"] == "folding");
+        until(60, "both have heard of it", || folds("one") && folds("other"));
         std::thread::sleep(Duration::from_millis(turn * 40));
     }
     let unknown = service.pagefold(&["stop", "--group", "nobody"]);

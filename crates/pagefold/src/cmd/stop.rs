@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two looks at what is still folded.
 const LOOK: Duration = Duration::from_millis(500);
+/// Time for which nothing must be folded: members tell what they do each second.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// Arguments of `pagefold stop`.
 #[derive(clap::Args)]
@@ -167,13 +169,17 @@ fn meant<'a>(args: &Args, services: &'a [Service]) -> anyhow::Result<Vec<Group<'
 fn wait(groups: &[Group<'_>], all: u64, patience: Duration) -> anyhow::Result<Vec<(u64, bool)>> {
     let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr_with_hz(4));
     bar.set_style(ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes} private, {eta} left")?);
-    let until = Instant::now() + patience;
+    let (until, mut settled) = (Instant::now() + patience, Instant::now() + SETTLED);
     loop {
         let left = groups.iter().map(Group::left).collect::<anyhow::Result<Vec<(u64, bool)>>>()?;
         let sum = left.iter().fold(0, |sum: u64, (bytes, _)| sum.saturating_add(*bytes));
         let may_fold = left.iter().any(|(_, may_fold)| *may_fold);
         bar.set_position(all.saturating_sub(sum));
-        if sum == 0 && !may_fold || Instant::now() > until {
+        let now = Instant::now();
+        if sum > 0 || may_fold {
+            settled = now + SETTLED;
+        }
+        if now >= settled || now > until {
             bar.finish_and_clear();
             return Ok(left);
         }
