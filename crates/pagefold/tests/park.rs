@@ -59,7 +59,8 @@ fn parked_program_is_folded_stands_still_and_goes_on_with_all_it_had() {
     let pid = member.pid().to_string();
     let parked = json_of(&service.pagefold(&["park", &pid, "--json"]));
     assert_documented(&["pagefold park"], &parked);
-    assert_eq!(state(member.pid()), 'T');
+    // A thread that is running when the signal is sent stops when it next enters the kernel.
+    until(10, "it stands still", || state(member.pid()) == 'T');
     // They stay so while the agent stands still, too.
     assert_eq!(folded_pages(&service.show("acme"), "a"), 600);
     let (guest, memory) = (&parked["parked"][0]["guest"], &parked["parked"][0]["memory"]);
@@ -103,7 +104,8 @@ fn only_idle_guests_of_the_group_are_parked_and_all_are_woken() {
     };
     assert_eq!(park("other"), 0);
     until(120, "the guest that does nothing is parked", || park(&acme) == 1);
-    assert!(state(idle.pid()) == 'T' && state(busy.pid()) != 'T');
+    until(10, "it stands still", || state(idle.pid()) == 'T');
+    assert!(state(busy.pid()) != 'T');
     let woken = json_of(&service.pagefold(&["wake", "--all", "--json"]));
     assert!(woken["woken"].as_str().is_some_and(|id| id.ends_with(&idle.pid().to_string())), "{woken}");
     assert_eq!(idle.tell("alloc x 1"), "ok");
