@@ -9,7 +9,7 @@
 //! | a promise is | when |
 //! |---|---|
 //! | used | a guest of its name runs at a look. One for several guests is not used up by the first of them |
-//! | ended, replaced | whoever asked says so, or has another one made of that name |
+//! | ended, replaced | its asker says so, or has another one made of the same name |
 //! | lapsed | nobody has used it in time |
 //!
 //! `DIR/promises.lock` is held for the moments in which a plan is made of the newest promises, or a promise by the newest facts. So
@@ -24,7 +24,7 @@ use host::{MemoryLimits, ProcessId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub struct Promise {
     pub until_ms: u64,
     /// Number of the guests.
     pub guests: u64,
-    /// Whether whoever asked for it has ended it.
+    /// Whether its asker has ended it.
     #[serde(default)]
     pub is_ended: bool,
 }
@@ -104,7 +104,7 @@ pub struct Look {
 pub struct Asked {
     /// The guests.
     pub wanted: Wanted,
-    /// The policy; `None`: that of the balancer.
+    /// The policy; `None`: the balancer's.
     pub assurance: Option<Assurance>,
     /// Name of the promise; `None`: one is made.
     pub name: Option<String>,
@@ -141,7 +141,7 @@ pub struct Fit {
     pub reserve_bytes: u64,
 }
 
-/// The name of a promise: that of the guest which it is for.
+/// The name of a promise, which is the name of its guest.
 ///
 /// # Errors
 /// It is none.
@@ -206,16 +206,9 @@ impl Promises {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let path = dir.join("promises.lock");
         let cannot = || format!("cannot lock {}", path.display());
-        let lock = File::options().create(true).append(true).mode(0o600).open(&path).with_context(cannot)?;
-        let end = Instant::now() + patience;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::Error(error)) => return Err(error).with_context(cannot),
-                Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
-                Err(TryLockError::WouldBlock) => bail!("another process holds {}: try again", path.display()),
-            }
-        }
+        let Some(lock) = host::lock_file(&path, patience, PAUSE).with_context(cannot)? else {
+            bail!("another process holds {}: try again", path.display());
+        };
         Ok(Self { dir: dir.to_owned(), _lock: lock, kept: Kept::read(dir)? })
     }
 

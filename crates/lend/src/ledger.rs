@@ -25,7 +25,7 @@ use guest::Guest;
 use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -192,22 +192,15 @@ impl Ledger {
         self.make_dir()?;
         let path = self.dir.join("balance.lock");
         let cannot = || format!("cannot lock {}", path.display());
-        let file = File::options().create(true).append(true).mode(0o600).open(&path).with_context(cannot)?;
-        let end = Instant::now() + patience;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::Error(error)) => return Err(error).with_context(cannot),
-                Err(TryLockError::WouldBlock) if Instant::now() >= end => bail!(
-                    "another process has been balancing these guests for {} s: it holds {}",
-                    patience.as_secs(),
-                    path.display()
-                ),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
-            }
-        }
+        let Some(lock) = host::lock_file(&path, patience, PAUSE).with_context(cannot)? else {
+            bail!(
+                "another process has been balancing these guests for {} s: it holds {}",
+                patience.as_secs(),
+                path.display()
+            );
+        };
         self.kept = read(&self.dir)?;
-        Ok(Turn { _lock: file })
+        Ok(Turn { _lock: lock })
     }
 
     /// The size that a guest was told to have.

@@ -28,7 +28,7 @@ use host::{Mapping, MemoryCounters, ProcessId, Usage};
 use page::Region;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -94,16 +94,9 @@ impl Parking {
         made.with_context(|| format!("cannot make {}", dir.display()))?;
         let path = dir.join("lock");
         let cannot = || format!("cannot lock {}", path.display());
-        let lock = File::options().create(true).append(true).mode(0o600).open(&path).with_context(cannot)?;
-        let end = Instant::now() + patience;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::Error(error)) => return Err(error).with_context(cannot),
-                Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
-                Err(TryLockError::WouldBlock) => bail!("another process holds {}: try again", path.display()),
-            }
-        }
+        let Some(lock) = host::lock_file(&path, patience, PAUSE).with_context(cannot)? else {
+            bail!("another process holds {}: try again", path.display());
+        };
         Ok(Self { service: service.to_owned(), _lock: lock })
     }
 
