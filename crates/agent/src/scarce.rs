@@ -94,7 +94,7 @@ fn next_call(listener: &OwnedFd, (_, _, place): Call, is_short: bool) -> Option<
 
 mod tests {
     use super::*;
-    use crate::testing::{Member, alone, fold, pool, section, traits};
+    use crate::testing::{Member, advise, alone, fold, pool, section, traits};
     use crate::{calls, table, unfold::Unfold};
     use host::Pagemap;
     use page::PoolSlot;
@@ -134,12 +134,16 @@ mod tests {
         if !alone("scarce::tests::memory_that_is_short_while_pages_are_folded_loses_none") {
             return;
         }
-        for (call, expects_discards) in [(MAP, false), (MOVE, true)] {
+        for (call, expects_discards, is_advised) in [(MAP, false, false), (MOVE, true, false), (MOVE, false, true)] {
             let Some(mut section) = section() else { return };
             if expects_discards {
                 section.following().expect_discards();
             }
             let (pool, member) = (pool(), Member::new(8));
+            if is_advised {
+                // Children do not get it.
+                advise(&member);
+            }
             // Opens the stage.
             assert_eq!(fold(&mut section, member.run(0, 1), None), [Outcome::Changed]);
             let run = member.run(2, 4);

@@ -43,6 +43,28 @@ fn plan_predicts_savings_that_an_audit_finds() {
     let (group, place) = (service.group("acme"), service.place());
     let words = ["--image", "tiny", "--guests", "2", "--groups", &group, "--memory", "128M", "--saved", "--fold"];
     let Some(guests) = lab.up(&[&words[..], &["--service", place.to_str().expect("a path")]].concat()) else { return };
+    // On a busy machine guests still change after they were looked at. A prediction is of what they held then.
+    let is_right = (0..3).any(|_| {
+        let predicted = prediction(&service, &guests);
+        service.set("acme", &["--fold", "on", "--scan-rate", "auto"]);
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let audited = frames_saved(&service.assert_audit_is_clean());
+            eprintln!("{predicted} bytes were predicted, {audited} are saved");
+            if audited.abs_diff(predicted) * 20 <= GUEST_BYTES {
+                return true;
+            }
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+    assert!(is_right, "each of three predictions was wrong by more than 5% of a guest's size");
+}
+
+/// Bytes that the two guests save where the plan puts them. They are looked at while nothing is folded.
+fn prediction(service: &Service, guests: &[Value]) -> u64 {
     service.set("acme", &["--fold", "unfold"]);
     until(60, "all is private", || {
         let shown = service.show("acme");
@@ -59,22 +81,9 @@ fn plan_predicts_savings_that_an_audit_finds() {
     assert_documented(&["pagefold place"], &plan);
     let moves: &Vec<Value> = plan["moves"].as_array().expect("a list");
     assert_eq!((&plan["hosts"], moves.len(), &plan["further_moves"]), (&2.into(), 1, &0.into()), "{plan}");
-    let predicted = saved(tables) + number(&moves[0]["saved_bytes"]);
     assert!(number(&moves[0]["error_bytes"]) < GUEST_BYTES / 50, "{plan}");
     assert_eq!(number(&moves[0]["saved_bytes"]), number(&moves[0]["already_there_bytes"]), "{plan}");
-
-    service.set("acme", &["--fold", "on", "--scan-rate", "auto"]);
-    let end = Instant::now() + Duration::from_secs(150);
-    loop {
-        let audited = frames_saved(&service.assert_audit_is_clean());
-        eprintln!("{predicted} bytes were predicted, {audited} are saved");
-        // Alone it is within 5% of the guest's size after some seconds. Beside computing processes, 6.4% were left after 150 s.
-        if audited.abs_diff(predicted) * 10 <= GUEST_BYTES {
-            break;
-        }
-        assert!(Instant::now() < end, "{audited} bytes are saved, {predicted} were predicted");
-        std::thread::sleep(Duration::from_secs(1));
-    }
+    saved(tables) + number(&moves[0]["saved_bytes"])
 }
 
 /// Frames that folding saves, by page frames. Tables of the service and its agents, which take some as well, are in no prediction.
