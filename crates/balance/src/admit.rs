@@ -6,7 +6,7 @@
 //!   a request: like a guest, or with so much memory ----------------------/
 //! ```
 //!
-//! The two sums are those of the whole room, with what was promised, and with what guests are taken to need:
+//! The two sums are the room's own. They also have the promises, and the memory that guests are taken to need:
 //!
 //! ```text
 //!   spare = available - floor - promised - may take, without folded pages
@@ -71,9 +71,9 @@ impl Assurance {
 pub struct Wanted {
     /// Id or name of a guest that they are like.
     pub like: Option<String>,
-    /// RAM of each; `None`: that of the guest that they are like.
+    /// RAM of each; `None`: as much as the guest has which they are like.
     pub memory_bytes: Option<u64>,
-    /// Their group; `None`: that of the guest that they are like.
+    /// Their group; `None`: the group of the guest which they are like.
     pub group: Option<String>,
     /// Number of them.
     pub guests: u64,

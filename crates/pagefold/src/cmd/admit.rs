@@ -55,7 +55,7 @@ pub struct Args {
     /// Storm for which there has to be memory: full (strict), as measured (likely), or none [default: that of the process that balances memory]
     #[arg(long, value_name = "POLICY", value_parser = parse_assurance)]
     policy: Option<Assurance>,
-    /// Name of the promise: that of the guest, where it is one
+    /// Name of the promise: the guest's, where it is one
     #[arg(long = "for", value_name = "NAME", value_parser = promise::parse_name)]
     name: Option<String>,
     /// Have loans withdrawn where that makes room: it takes 10 s and more
