@@ -1,6 +1,7 @@
 use super::*;
 use balance::Seen;
 use serde_json::Value;
+use std::time::Instant;
 
 const M: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -27,9 +27,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after which a place on the ladder lapses that nobody has noted again, in seconds: 1 minute.
 const RUNG_FOR_S: u64 = 60;
