@@ -4,7 +4,7 @@
  *   cc -O1 -o crowd crowd.c; crowd CHILDREN [MILLISECONDS between two forks]
  *
  * Prints lines of JSON: how many children were made; and, once its input has ended, how many of them hung while their parent lived
- * or after its end, and have read something else. */
+ * or after its end, and have read something else. Says what the kernel tells of the first that hung. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { PAGES = 2048, PAGE = 4096, MOST = 4096, PATIENCE = 60 };
-static struct told { volatile int made, rounds, over, done[2][MOST], wrong[MOST]; } *told;
+static struct told { volatile int made, rounds, over, done[2][MOST], wrong[MOST], pid[MOST]; } *told;
 
 static long bare(long number, long a, long b, long c)
 {
@@ -47,6 +47,7 @@ static size_t folded_kib(void)
 /* One page in each of two rounds: while its parent lives, and afterwards. */
 static void child(char *area, int me)
 {
+	told->pid[me] = (int)bare(SYS_getpid, 0, 0, 0);
 	for (int round = 0; round < 2; round++) {
 		char *page = area + (size_t)((me + round * PAGES / 2) % PAGES) * PAGE;
 
@@ -99,6 +100,40 @@ static int hang(int round, int children)
 	}
 }
 
+/* Prints a file of a process as a field, of which a line is enough: after `from`, if that is given. */
+static void tell(const char *file, const char *from, int pid)
+{
+	char path[64], text[4096] = "", *line = text;
+	FILE *open;
+
+	snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
+	if ((open = fopen(path, "r"))) {
+		text[fread(text, 1, sizeof text - 1, open)] = 0;
+		fclose(open);
+	}
+	if (from && strstr(text, from))
+		line = strstr(text, from) + strlen(from);
+	for (char *at = line; *at; at++)
+		if (*at == '\n' && !strcmp(file, "stack"))
+			*at = ' ';
+		else if (*at < ' ' || *at == '"')
+			*at = *at == '\t' ? ' ' : 0;
+	printf(", \"%s\": \"%s\"", file, line);
+}
+
+/* Which child hung first, and where. */
+static void tell_first(int children)
+{
+	for (int me = 0; me < children; me++)
+		if (!told->done[0][me] || !told->done[1][me]) {
+			printf(", \"first\": %d, \"done\": %d", me, told->done[0][me]);
+			tell("status", "State:", told->pid[me]);
+			tell("syscall", 0, told->pid[me]);
+			tell("stack", 0, told->pid[me]);
+			return;
+		}
+}
+
 int main(int count, char **words)
 {
 	int children = count > 1 ? atoi(words[1]) : 200, pause = count > 2 ? atoi(words[2]) : 2, hung[2] = { -1, -1 }, wrong = 0;
@@ -129,7 +164,9 @@ int main(int count, char **words)
 	}
 	for (int me = 0; me < children; me++)
 		wrong += told->wrong[me];
-	printf("{\"hung\": %d, \"hung_later\": %d, \"wrong\": %d}\n", hung[0], hung[1], wrong);
+	printf("{\"hung\": %d, \"hung_later\": %d, \"wrong\": %d", hung[0], hung[1], wrong);
+	tell_first(children);
+	printf("}\n");
 	fflush(stdout);
 	told->over = 1;
 	if (told->made < children)
