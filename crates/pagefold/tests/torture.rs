@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Number of checked writes of each member at least: in a long run, 10 million.
-const WRITES: [u64; 2] = [2_000_000, 10_000_000];
+const WRITES: [u64; 2] = [1_000_000, 10_000_000];
 
 /// Time for which a group is watched, in seconds. Where processors are slow, broken pages are folded again after 15.
 const WATCHED: u64 = 12;

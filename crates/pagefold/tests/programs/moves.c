@@ -69,7 +69,7 @@ static void *move_small(void *seed)
 		calls++;
 		/* Blocks most times: agents can come and go, and other programs have processors. */
 		if (next >> 62 != 0)
-			usleep(200);
+			usleep(1000);
 	}
 }
 
