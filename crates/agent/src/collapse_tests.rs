@@ -46,7 +46,7 @@ fn mappings(range: PageRange) -> usize {
 fn collapsed_piece_is_one_mapping_and_a_huge_page() {
     let Some(mut section) = section() else { return };
     let mut witness = witness();
-    let (pool, member) = (pool(), Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
+    let (pool, member) = (pool(), Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited());
     let (all, pagemap) = (member.0.range(), Pagemap::open(std::process::id()).unwrap());
     let is_huge = || pagemap.huge_ranges(all.start, all.end()).unwrap() == [all];
     let was_huge = is_huge();
@@ -83,7 +83,7 @@ fn collapsed_piece_is_one_mapping_and_a_huge_page() {
 fn piece_that_device_has_yet_to_write_is_not_collapsed() {
     let (Some(section), Some(mut device)) = (section(), LateDevice::new()) else { return };
     let mut witness = witness();
-    let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap());
+    let member = Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited();
     for round in 1..=200 {
         let page = round * 89 % 512;
         device.begin(&member, &[page], 7);
@@ -101,7 +101,8 @@ fn piece_that_device_has_yet_to_write_is_not_collapsed() {
 fn no_write_is_lost_to_collapse() {
     let Some(section) = section() else { return };
     let mut witness = witness();
-    let (member, stop) = (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), AtomicBool::new(false));
+    let (member, stop) =
+        (Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited(), AtomicBool::new(false));
     let collapsed = std::thread::scope(|scope| {
         for writer in 0..2 {
             let (member, stop) = (&member, &stop);
@@ -142,7 +143,7 @@ fn memory_that_is_short_while_a_piece_is_collapsed_loses_none() {
     }
     let Some(section) = section() else { return };
     let (member, following) =
-        (Member::of(MemberMemory::huge_page(Some(true)).unwrap()), Arc::clone(section.following()));
+        (Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited(), Arc::clone(section.following()));
     let (piece, copy) = (member.0.range(), MemberMemory::huge_page(Some(true)).unwrap());
     let replaced = with_short_memory(0b11, || replace(&following, copy, piece, traits()));
     assert_eq!(act::make_present(piece), Ok(()), "the program's memory is unmapped");

@@ -48,7 +48,7 @@ fn fold_again_by(
 fn pages_of_pool_that_nobody_serves_are_folded_without_witness() {
     let Some(mut section) = section() else { return };
     let following = Arc::clone(section.following());
-    let (lost, pool, member) = (pool(), pool(), Member::new(8));
+    let (lost, pool, member) = (pool(), pool(), Member::new(8).not_inherited());
     let run = member.run(0, 8);
     assert_eq!(fold(&mut section, run, Some((&lost, 0))), [Outcome::Folded; 8]);
     table::lock().set_orphaned(run);
@@ -83,7 +83,7 @@ fn break_all(member: &Member, pages: u64) {
 fn broken_pages_are_folded_again() {
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
-    let (pool, member) = (pool(), Member::new(8));
+    let (pool, member) = (pool(), Member::new(8).not_inherited());
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
     member.word(3, 100).store(77, Ordering::Relaxed);
@@ -109,7 +109,7 @@ fn broken_pages_are_folded_again() {
 fn zeros_that_are_folded_again_keep_advice() {
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
-    let (pool, member) = (pool(), Member::new(4));
+    let (pool, member) = (pool(), Member::new(4).not_inherited());
     advise(&member);
     let run = member.0.range();
     assert_eq!(fold(&mut section, run, Some((&pool, 0))), [Outcome::Folded; 4]);
@@ -126,7 +126,7 @@ fn zeros_that_are_folded_again_keep_advice() {
 fn write_since_fork_probe_makes_another_probe() {
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
-    let (pool, member) = (pool(), Member::new(8));
+    let (pool, member) = (pool(), Member::new(8).not_inherited());
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     break_all(&member, 8);
     assert_eq!(fold_again(&mut witness, &following, member.run(0, 4), Some((&pool, 0))), [Outcome::Folded; 4]);
@@ -148,7 +148,7 @@ fn page_that_device_has_yet_to_write_is_not_folded_again() {
     const TRIES: u64 = 100_000;
     let (Some(mut section), Some(mut device)) = (section(), LateDevice::new()) else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
-    let (pool, member) = (pool(), Member::new(PAGES));
+    let (pool, member) = (pool(), Member::new(PAGES).not_inherited());
     assert_eq!(fold(&mut section, member.run(0, PAGES), Some((&pool, 0))), [Outcome::Folded; PAGES as usize]);
     let mut random = 1_u64;
     for round in 1..=TRIES / PAGES {
@@ -182,7 +182,7 @@ fn discard_during_refold_does_not_hang() {
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
     following.expect_discards();
-    let (pool, member) = (pool(), Member::new(PAGES));
+    let (pool, member) = (pool(), Member::new(PAGES).not_inherited());
     let (begin, end) = (Barrier::new(2), Barrier::new(2));
     let (goes_on, watchdog) = abort_after(PATIENCE);
     let (mut left, took_ns) = ([0; 2], AtomicU64::new(100_000));
@@ -224,7 +224,7 @@ fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
     let Some(mut section) = section() else { return };
     let (mut witness, following) = (witness(), Arc::clone(section.following()));
     following.expect_discards();
-    let (pool, member) = (pool(), Member::new(PAGES));
+    let (pool, member) = (pool(), Member::new(PAGES).not_inherited());
     for first in (0..PAGES).step_by(64) {
         fold(&mut section, member.run(first, 64), Some((&pool, first as u32)));
     }
@@ -262,7 +262,7 @@ fn memory_that_is_short_while_zeros_are_folded_again_loses_none() {
         return;
     }
     let Some(mut section) = section() else { return };
-    let (pool, member, following) = (pool(), Member::new(8), Arc::clone(section.following()));
+    let (pool, member, following) = (pool(), Member::new(8).not_inherited(), Arc::clone(section.following()));
     assert_eq!(fold(&mut section, member.run(0, 8), Some((&pool, 0))), [Outcome::Folded; 8]);
     let zeros = member.run(2, 4);
     (2..6).for_each(|page| (0..PAGE_BYTES / 8).for_each(|word| member.word(page, word).store(0, Ordering::Relaxed)));

@@ -341,7 +341,7 @@ impl Folding {
     fn new() -> Option<Self> {
         let section = section()?;
         let unfold = Unfold::new(Arc::clone(section.following()));
-        let (pool, member) = (pool(), Arc::new(Member::new(PAGES)));
+        let (pool, member) = (pool(), Arc::new(Member::new(PAGES).not_inherited()));
         let pagemap = Pagemap::open(std::process::id()).unwrap();
         let (witness, reader) = (witness(), SoftReader::new(refold::GROUP_PAGES).unwrap());
         Some(Self { section, unfold, pool, member, pagemap, witness, reader })

@@ -359,6 +359,11 @@ impl Table {
         self.follows_forks = follow;
     }
 
+    /// Whether forked children are followed.
+    pub const fn follows_forks(&self) -> bool {
+        self.follows_forks
+    }
+
     /// Makes the table leave no page alone from here on.
     pub const fn be_eager(&mut self) {
         self.eager = true;

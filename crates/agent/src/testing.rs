@@ -51,10 +51,19 @@ impl Member {
 
     pub fn of(memory: MemberMemory) -> Self {
         let this = Self(memory);
-        // First of all: memory that is asked in is not shared with the fork probes that other tests cast.
         table::lock().ask(this.0.range());
         this.write_content();
         this
+    }
+
+    /// The same, which no child gets. Forks are not followed from here on: then a fork probe may be the witness.
+    pub fn not_inherited(self) -> Self {
+        act::give_to_children(self.0.range(), false).unwrap();
+        let mut table = table::lock();
+        table.advise(self.0.range(), |advice| advice.dont_fork = true);
+        table.follow_forks(false);
+        drop(table);
+        self
     }
 
     pub fn write_content(&self) {

@@ -6,8 +6,9 @@
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
 //!   fault as a write.
-//! - Where there is none that answers, a *fork probe* ([`act::ForkProbe`]): a child that is forked before writers are
-//!   kept out. A page that is still shared with it was not pinned at the fork, and was neither written nor pinned for writing since. The fork
+//! - Where there is none, and no child gets memory that may be folded, a *fork probe* ([`act::ForkProbe`]): a child that is forked
+//!   before writers are kept out. A page that is still shared with it was not pinned at the fork, and was neither written nor pinned for
+//!   writing since. The fork
 //!   probe does not see references that do not pin. Members in which anything is known to take such references are
 //!   not folded (`references`).
 
@@ -273,24 +274,19 @@ impl Witness {
     }
 }
 
-/// Forks a probe that gets these pages, and nothing else that was asked in. A private page that is shared with a child
-/// cannot be moved until it is written again.
+/// Forks a probe that gets these pages of memory that no child gets, if all memory that may be folded is such. Memory that children get
+/// would have to be kept from the probe, since a private page that is shared with a child cannot be moved until it is written again. A
+/// child that another thread forks meanwhile, past the hooks, would lack that memory.
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
-    if is_confined() || !world::HOOKED {
+    if is_confined() || !world::HOOKED || table.follows_forks() {
         return Err(Errno::PERM);
     }
-    let asked: Vec<_> = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked).collect();
-    let (kept, given): (Vec<_>, Vec<_>) = asked.into_iter().partition(|(_, traits)| traits.advice.dont_fork);
-    let give = |ranges: &[(PageRange, Traits)], give| {
-        ranges.iter().try_for_each(|(range, _)| act::give_to_children(*range, give))
-    };
-    let fork_probe = give(&given, false)
-        .and_then(|()| broken.iter().try_for_each(|range| act::give_to_children(*range, true)))
-        .and_then(|()| ForkProbe::cast());
-    // This cuts no mapping that was not cut before, so it does not fail for want of mappings. Both are done in any
-    // case: a child that lacks memory dies.
-    let (kept, given) = (give(&kept, false), give(&given, true));
-    kept.and(given).and(fork_probe)
+    let all = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked && traits.advice.dont_fork);
+    let give = broken.iter().try_for_each(|range| act::give_to_children(*range, true));
+    let fork_probe = give.and_then(|()| ForkProbe::cast());
+    // This cuts no mapping that was not cut before, so it does not fail for want of mappings. It is done in any case.
+    let kept = all.map(|(range, _)| act::give_to_children(range, false)).fold(Ok(()), Result::and);
+    kept.and(fork_probe)
 }
 
 /// Whether a filter of system calls watches this thread: it might end the process for an attempt to fork.
@@ -364,6 +360,39 @@ mod tests {
     #[test]
     fn late_prover_is_asked_again_and_dead_one_is_not() {
         assert!((0..20).any(|_| late_prover_is_heard()));
+    }
+
+    /// Memory that children get was kept from the probe, and so from a child that another thread forked at the same moment: of 1,100
+    /// children of a busy machine, some died of memory that they lacked.
+    #[test]
+    fn child_that_is_forked_past_the_hooks_beside_a_probe_has_all_memory() {
+        let member = crate::testing::Member::new(4);
+        table::lock().follow_forks(true);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(fork_probe(&table::lock(), &[]));
+                }
+            });
+            for _ in 0..300 {
+                // SAFETY: the child reads one word, and ends.
+                let child = unsafe { crate::raw::call(libc::SYS_fork, [0; 6]) };
+                if child == 0 {
+                    let word = member.word(0, 0).load(std::sync::atomic::Ordering::Relaxed);
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(i32::from(word != 1)) };
+                }
+                let mut status = -1;
+                // SAFETY: writes one number.
+                assert_eq!(unsafe { libc::waitpid(child as i32, &raw mut status, 0) }, child as i32);
+                if status != 0 {
+                    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+                }
+                assert_eq!(status, 0, "a child ended so");
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -114,6 +114,12 @@ fn figures(result: &Value, metric: &str) -> Vec<f64> {
     measured.filter(|r| r["metric"] == metric && r["x"].is_null()).filter_map(|r| r["mean"].as_f64()).collect()
 }
 
+/// Number of verdicts about arms that were left out. They have no samples, and say so.
+fn without_samples(result: &Value) -> usize {
+    let verdicts = result["verdicts"].as_array().expect("a list").iter();
+    verdicts.filter(|v| v["n"] == 0 && v["verdict"] == "undecided").count()
+}
+
 #[test]
 fn two_studies_run_and_put_ksm_back() {
     if cannot_run() {
@@ -126,13 +132,27 @@ fn two_studies_run_and_put_ksm_back() {
     duplicates["verdicts"].as_array().expect("a list").iter().for_each(assert_single_run_decides_nothing);
     let reported = duplicates["reported"].as_array().expect("a list");
     assert_eq!((reported.len(), reported[0]["values"][0].as_f64()), (4, Some(28.0)));
+    let costs = &run_once(&["kloster-t8.3"], &["--arm", "fold"])[0];
+    assert!(figures(costs, "merged_pages")[0] > 8000.0, "{costs}");
+    assert_eq!(without_samples(costs), 2, "{costs}");
+    assert_eq!(knobs(), before);
+}
+
+#[test]
+fn study_of_real_guests_finds_no_page_that_crosses_a_group() {
+    if cannot_run() {
+        return;
+    }
+    if std::env::var_os("PAGEFOLD_LONG_TESTS").is_none() {
+        return eprintln!("skipped: it takes a minute and a half with nothing beside: PAGEFOLD_LONG_TESTS=1");
+    }
+    let _alone = ONE_AT_A_TIME.lock();
+    let before = knobs();
     let isolated = &run_once(&["kim-isolate"], &["--arm", "fold-across"])[0];
     assert_eq!(figures(isolated, "cross_group_frames"), [0.0]);
     // A look at all page frames takes three seconds where processors are slow.
     assert!(figures(isolated, "looks")[0] >= 3.0 && figures(isolated, "merged_pages")[0] > 100.0, "{isolated}");
-    // Verdicts about arms that were left out have no samples, and say so.
-    let verdicts = isolated["verdicts"].as_array().expect("a list").iter();
-    assert_eq!(verdicts.filter(|v| v["n"] == 0 && v["verdict"] == "undecided").count(), 3);
+    assert_eq!(without_samples(isolated), 3, "{isolated}");
     assert_eq!(knobs(), before);
 }
 

@@ -114,7 +114,7 @@ fn pieces_after_the_first_are_collapsed_without_silent_prover() {
     // Nobody accepts: the kernel does, as for a process that is stopped.
     let _listener = host::SeqpacketListener::bind(&path, host::Files::Refused).unwrap();
     let mut folder = Folder::new(section, Some(10_000), path).unwrap();
-    let members = [0; 2].map(|_| Member::of(MemberMemory::huge_page(Some(true)).unwrap()));
+    let members = [0; 2].map(|_| Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited());
     let (pool, pagemap) = (Pool::default(), Pagemap::open(std::process::id()).unwrap());
     for range in members.each_ref().map(|member| member.0.range()) {
         if pagemap.huge_ranges(range.start, range.end()).unwrap() != [range] {
@@ -140,8 +140,8 @@ fn withdrawn_piece_is_one_private_mapping_with_its_contents() {
     }
     let Some(mut section) = crate::testing::section() else { return };
     // Two aligned megabytes of its own are another piece.
-    let few = Member::of(MemberMemory::huge_page(Some(false)).unwrap());
-    let (pool, member) = (crate::testing::pool(), Member::new(64));
+    let few = Member::of(MemberMemory::huge_page(Some(false)).unwrap()).not_inherited();
+    let (pool, member) = (crate::testing::pool(), Member::new(64).not_inherited());
     for (member, pages) in [(&member, 32), (&few, 4)] {
         for page in (0..2 * pages).step_by(2) {
             let outcome = crate::testing::fold(&mut section, member.run(page, 1), Some((&pool, page as u32)));

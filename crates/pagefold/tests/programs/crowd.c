@@ -16,10 +16,17 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
-enum { PAGES = 2048, PAGE = 4096, MOST = 4096, PATIENCE = 60 };
-static struct told { volatile int made, rounds, over, done[2][MOST], wrong[MOST], pid[MOST]; } *told;
+enum { PAGES = 2048, PAGE = 4096, MOST = 4096, PATIENCE = 60, DEATHS = 16 };
+/* At an address that no memory of the program's names. */
+#define told ((struct crowd *)0x600000000000)
+struct crowd {
+	volatile int made, rounds, over, done[2][MOST], wrong[MOST], pid[MOST], deaths, refused;
+	struct { int pid, number; uintptr_t at, code; } death[DEATHS];
+	char stack[DEATHS][2 * PAGE];
+};
 
 static long bare(long number, long a, long b, long c)
 {
@@ -42,6 +49,20 @@ static size_t folded_kib(void)
 			kib += (to - from) >> 10;
 	fclose(maps);
 	return kib;
+}
+
+/* Notes that a child dies, and where. It has its own copy of the stack on which this runs, unless that is missing. */
+static void die(int number, siginfo_t *why, void *context)
+{
+	int at = __atomic_fetch_add(&told->deaths, 1, __ATOMIC_SEQ_CST);
+
+	if (at < DEATHS) {
+		told->death[at].pid = (int)bare(SYS_getpid, 0, 0, 0);
+		told->death[at].number = number;
+		told->death[at].at = (uintptr_t)why->si_addr;
+		told->death[at].code = (uintptr_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+	}
+	_exit(1);
 }
 
 /* One page in each of two rounds: while its parent lives, and afterwards. */
@@ -75,8 +96,12 @@ static void member(int children, int pause)
 	while (folded_kib() < 2 * PAGES * 4 * 9 / 10)
 		rest(100);
 	for (int me = 0; me < children; me++) {
-		if (!bare(SYS_fork, 0, 0, 0))
+		long pid = bare(SYS_fork, 0, 0, 0);
+
+		if (!pid)
 			child(area[0], me);
+		if (pid < 0)
+			told->refused = (int)-pid;
 		told->made = me + 1;
 		if (pause)
 			rest(pause);
@@ -126,10 +151,14 @@ static void tell_first(int children)
 {
 	for (int me = 0; me < children; me++)
 		if (!told->done[0][me] || !told->done[1][me]) {
-			printf(", \"first\": %d, \"done\": %d", me, told->done[0][me]);
+			printf(", \"first\": %d, \"done\": %d, \"fork's errno\": %d", me, told->done[0][me], told->refused);
 			tell("status", "State:", told->pid[me]);
 			tell("syscall", 0, told->pid[me]);
 			tell("stack", 0, told->pid[me]);
+			for (int at = 0; at < told->deaths && at < DEATHS; at++)
+				printf(", \"death %d\": \"process %d, signal %d, address %#lx, code %#lx\"", at, told->death[at].pid,
+				       told->death[at].number, told->death[at].at, told->death[at].code);
+			tell("maps", 0, getpid());
 			return;
 		}
 }
@@ -140,7 +169,11 @@ int main(int count, char **words)
 	char wait;
 	pid_t parent;
 
-	told = mmap(0, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (mmap(told, sizeof *told, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) != told)
+		return 2;
+	sigaltstack(&(stack_t){ .ss_sp = told->stack, .ss_size = sizeof told->stack }, 0);
+	sigaction(SIGSEGV, &(struct sigaction){ .sa_sigaction = die, .sa_flags = SA_SIGINFO | SA_ONSTACK }, 0);
+	sigaction(SIGBUS, &(struct sigaction){ .sa_sigaction = die, .sa_flags = SA_SIGINFO | SA_ONSTACK }, 0);
 	parent = getpid();
 	/* One that maps nothing of the pool looks on. */
 	if (fork()) {
