@@ -6,11 +6,10 @@
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
 //!   fault as a write.
-//! - Where there is none, and no child gets memory that may be folded, a *fork probe* ([`act::ForkProbe`]): a child that is forked
+//! - Where there is none that answers, and no child gets memory that may be folded, a *fork probe* ([`act::ForkProbe`]): a child that is forked
 //!   before writers are kept out. A page that is still shared with it was not pinned at the fork, and was neither written nor pinned for
-//!   writing since. The fork
-//!   probe does not see references that do not pin. Members in which anything is known to take such references are
-//!   not folded (`references`).
+//!   writing since. The fork probe does not see references that do not pin. Members in which anything is known to take such references
+//!   are not folded (`references`).
 
 use crate::table::{Table, Traits, everything};
 use crate::world;
@@ -103,7 +102,7 @@ impl Witness {
     /// table's lock, held.
     ///
     /// # Errors
-    /// There is no prover that answers, and the process may not fork, or memory or processes are short.
+    /// There is no prover that answers, and no fork probe may be cast, or memory or processes are short.
     pub fn call(&mut self, table: &Table, pagemap: &Pagemap, asked: &[PageRange]) -> Result<(), Errno> {
         self.rest();
         if self.at_hand.is_some() && asked.iter().all(|range| self.knows(pagemap, *range)) {
@@ -274,18 +273,19 @@ impl Witness {
     }
 }
 
-/// Forks a probe that gets these pages of memory that no child gets, if all memory that may be folded is such. Memory that children get
-/// would have to be kept from the probe, since a private page that is shared with a child cannot be moved until it is written again. A
-/// child that another thread forks meanwhile, past the hooks, would lack that memory.
+/// Forks a probe that gets these pages, if no memory that may be folded goes to children. Such memory would have to be kept from the
+/// probe, since a private page that is shared with a child cannot be moved until it is written again. A child that another thread forks
+/// meanwhile, past the hooks, would lack that memory.
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
-    if is_confined() || !world::HOOKED || table.follows_forks() {
+    let asked = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked);
+    let (kept, given): (Vec<_>, Vec<_>) = asked.partition(|(_, traits)| traits.advice.dont_fork);
+    if is_confined() || !world::HOOKED || (table.follows_forks() && !given.is_empty()) {
         return Err(Errno::PERM);
     }
-    let all = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked && traits.advice.dont_fork);
-    let give = broken.iter().try_for_each(|range| act::give_to_children(*range, true));
-    let fork_probe = give.and_then(|()| ForkProbe::cast());
+    let fork_probe =
+        broken.iter().try_for_each(|range| act::give_to_children(*range, true)).and_then(|()| ForkProbe::cast());
     // This cuts no mapping that was not cut before, so it does not fail for want of mappings. It is done in any case.
-    let kept = all.map(|(range, _)| act::give_to_children(range, false)).fold(Ok(()), Result::and);
+    let kept = kept.iter().map(|(range, _)| act::give_to_children(*range, false)).fold(Ok(()), Result::and);
     kept.and(fork_probe)
 }
 

@@ -318,12 +318,12 @@ fn silent_prover_is_replaced() {
 /// The supervisor is stopped, too, so that nobody replaces the prover. With one witness for a message, the pages of the
 /// first message stayed private for three minutes.
 #[test]
-fn members_fold_again_while_prover_is_silent() {
+fn memory_that_children_do_not_get_is_folded_again_while_prover_is_silent() {
     if cannot_fold() {
         return;
     }
     let service = Service::start();
-    let mut member = service.torture("acme", "one", &[], &["refs"]);
+    let mut member = service.torture("acme", "one", &[], &["refs", "--dont-fork"]);
     // More than one message to fold.
     assert_eq!(member.tell("fill 2000"), "ok");
     service.show("acme");

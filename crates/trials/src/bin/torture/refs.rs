@@ -15,7 +15,7 @@
 //! exec                executes another program, which lives as long
 //! ```
 
-use crate::area::{folded, pipe};
+use crate::area::{KEPT_FROM_CHILDREN, folded, pipe};
 use crate::content::Random;
 use crate::plot::Plot;
 use crate::tally::must;
@@ -24,6 +24,7 @@ use std::io::{self, BufRead, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Hold pages as standard input says
 #[derive(clap::Args)]
@@ -31,10 +32,14 @@ pub struct Args {
     /// Different contents
     #[arg(long, default_value_t = 20)]
     classes: usize,
+    /// Memory that children do not get
+    #[arg(long)]
+    dont_fork: bool,
 }
 
 /// Runs the mode.
 pub fn run(args: &Args) {
+    KEPT_FROM_CHILDREN.store(args.dont_fork, Relaxed);
     let mut state = State { plots: Vec::new(), files: Vec::new(), classes: args.classes };
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { return };
