@@ -48,7 +48,7 @@ impl Shared {
 /// The prover hangs up: the asker sent something that is no question, does not read, or may not ask.
 pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -> io::Result<()> {
     let mut asker: Option<Asker> = None;
-    let mut pace = Pace::new(Instant::now());
+    let (mut pace, mut counted) = (Pace::new(Instant::now()), cpu_time());
     // One byte more than the longest question, so that a longer frame does not decode as one.
     let (mut question, mut answer, mut files) = ([0; QUESTION_BYTES + 1], [0; ANSWER_BYTES], Vec::new());
     loop {
@@ -74,7 +74,6 @@ pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files")),
         }
         let asked = Question::decode(&question[..bytes]).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-        let began = cpu_time();
         let asker = match &mut asker {
             Some(asker) => asker,
             None => asker.insert(Asker::new(PeerPages::of(&socket, pagemap.take())?)),
@@ -84,7 +83,9 @@ pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -
         if !socket.send(&answer[..bytes], &[])? {
             return Err(io::Error::other("it does not read what it asked for"));
         }
-        let spent = cpu_time().saturating_sub(began);
+        // All that the thread has done since it last counted, as receiving the question.
+        let until = cpu_time();
+        let spent = until.saturating_sub(std::mem::replace(&mut counted, until));
         std::thread::sleep(pace.rest_after(spent, Instant::now()));
     }
 }
