@@ -16,8 +16,8 @@
 use crate::world;
 use act::{Follower, Userfault};
 use host::{Received, Seqpacket};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,6 @@ use wire::prove::{ALONE, ALONE_TOO, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP_BYTES, Kep
 use {
     act::Claim,
     page::HostVirt,
-    rustix::fd::OwnedFd,
     wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS, encode_lend},
 };
 
@@ -51,6 +50,8 @@ const PLACE_TIME: Duration = Duration::from_millis(1);
 pub struct Keeper {
     path: PathBuf,
     socket: Option<Seqpacket>,
+    /// Held while there is no connection, and given up for one: children may have taken all other descriptors by then.
+    spare: Option<OwnedFd>,
     kept: Vec<Follower>,
     /// Children that were handed over, by number, as long as the keeper has not answered.
     asked: Vec<(u32, Follower)>,
@@ -72,12 +73,18 @@ pub fn descriptors() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
+/// A descriptor of no use but to be closed; `None` if none is left.
+fn spare() -> Option<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC).ok()
+}
+
 impl Keeper {
     /// Makes no connection yet.
     pub fn new(path: PathBuf) -> Self {
         let (now, kept, asked, back) = (Instant::now(), Vec::new(), Vec::new(), Vec::new());
         let (socket, number, leaves, is_full, refused, next_look) = (None, 0, false, false, None, now + RETRY_INTERVAL);
-        Self { path, socket, kept, asked, back, number, leaves, is_full, refused, next: now, next_look }
+        let spare = spare();
+        Self { path, socket, spare, kept, asked, back, number, leaves, is_full, refused, next: now, next_look }
     }
 
     /// Whether it follows no child of this process.
@@ -102,7 +109,9 @@ impl Keeper {
             return Some(child);
         }
         if self.socket.is_none() {
+            self.spare = None;
             self.socket = world::connect(Server::Prover, &self.path).ok();
+            self.spare = if self.socket.is_none() { spare() } else { None };
         }
         let frame = encode_keep(self.number);
         match self.socket.as_ref().map(|socket| send_file(socket, &frame, child.watch().as_fd())) {
@@ -128,6 +137,7 @@ impl Keeper {
     /// Gives up a connection that is closed. The next one has none of its children.
     fn hang_up(&mut self) {
         (self.socket, self.leaves) = (None, false);
+        self.spare = spare();
         if !self.asked.is_empty() {
             // It may know no such request, or have none such as this process followed.
             self.refused.get_or_insert_with(Instant::now);

@@ -84,6 +84,28 @@ fn child_that_keeper_has_no_place_for_comes_back_and_no_more_are_to_come() {
     }
 }
 
+/// A fork did not return: the keeper took no connection for half a second, and children had taken all descriptors when it did.
+#[test]
+fn connection_is_made_when_children_have_taken_all_descriptors() {
+    if !crate::testing::alone("keeper::tests::connection_is_made_when_children_have_taken_all_descriptors") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper");
+    let mut keeper = Keeper::new(path.clone());
+    assert!(keeper.take(child()).is_some() && keeper.socket.is_none(), "nobody listens");
+    let listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
+    let limit = rustix::process::Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    let one = child();
+    let others: Vec<OwnedFd> = std::iter::from_fn(spare).collect();
+    assert!(world::connect(Server::Prover, &path).is_err(), "a descriptor is left");
+    keeper.next = Instant::now();
+    let _ = keeper.take(one);
+    drop(others);
+    assert!(keeper.socket.is_some() && listener.accept().unwrap().is_some());
+}
+
 /// Forks waited for ever when so many children lived as the limit of open files allowed.
 #[test]
 fn children_take_no_more_descriptors_than_the_program_may_have() {
