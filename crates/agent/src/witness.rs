@@ -11,7 +11,7 @@
 //!   writing since. The fork probe does not see references that do not pin. Members in which anything is known to take such references
 //!   are not folded (`references`).
 
-use crate::table::{Table, Traits, everything};
+use crate::table::{Table, everything};
 use crate::world;
 use act::{ForkProbe, Prover};
 use host::{Pagemap, PagemapEntry};
