@@ -6,10 +6,10 @@
 //! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
 //!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
 //!   fault as a write.
-//! - Where there is none that answers, and no child gets memory that may be folded, a *fork probe* ([`act::ForkProbe`]): a child that is forked
-//!   before writers are kept out. A page that is still shared with it was not pinned at the fork, and was neither written nor pinned for
-//!   writing since. The fork probe does not see references that do not pin. Members in which anything is known to take such references
-//!   are not folded (`references`).
+//! - Where there is none that answers, a *fork probe* ([`act::ForkProbe`]), if no child gets memory that may be folded. It is a child
+//!   that is forked before writers are kept out. A page that is still shared with it was not pinned at the fork, and was neither written
+//!   nor pinned for writing since. The fork probe does not see references that do not pin. Members in which anything is known to take
+//!   such references are not folded (`references`).
 
 use crate::table::{Table, everything};
 use crate::world;
@@ -273,8 +273,8 @@ impl Witness {
     }
 }
 
-/// Forks a probe that gets these pages, if no memory that may be folded goes to children. Such memory would have to be kept from the
-/// probe, since a private page that is shared with a child cannot be moved until it is written again. A child that another thread forks
+/// Forks a probe that gets these pages, if no memory that may be folded goes to children. A private page that is shared with a
+/// child cannot be moved until it is written again. So such memory would have to be kept from the probe. A child that another thread forks
 /// meanwhile, past the hooks, would lack that memory.
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     let asked = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked);
@@ -362,8 +362,8 @@ mod tests {
         assert!((0..20).any(|_| late_prover_is_heard()));
     }
 
-    /// Memory that children get was kept from the probe, and so from a child that another thread forked at the same moment: of 1,100
-    /// children of a busy machine, some died of memory that they lacked.
+    /// Memory that children get was kept from the probe, and so from a child that another thread forked at the same moment. Some of 1,100
+    /// children died on a busy machine, since they lacked memory.
     #[test]
     fn child_that_is_forked_past_the_hooks_beside_a_probe_has_all_memory() {
         let member = crate::testing::Member::new(4);
