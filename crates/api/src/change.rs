@@ -9,6 +9,8 @@ use std::str::FromStr;
 pub enum ScanRate {
     /// All pages that rest ([`wire::Pace::pages_per_s`]).
     Auto,
+    /// As many as yields, within this percentage of a processor.
+    Adaptive(u8),
     /// At most this many.
     Pages(u32),
 }
@@ -46,7 +48,7 @@ pub struct Change {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Wanted {
-    /// Most pages fingerprinted a second, or `auto`.
+    /// Most pages fingerprinted a second, `auto`, or `adaptive:N%`.
     #[serde(deserialize_with = "from_word")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
     scan_rate: Option<ScanRate>,
@@ -85,6 +87,9 @@ pub struct PoolSize(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexSize(pub u32);
 
+/// Processor time for folding where the scan rate follows its yield, unless another is said: 10% of a processor.
+const BUDGET_PERCENT: u8 = 10;
+
 /// Memory of the index for one page, in bytes.
 const INDEX_BYTES_A_PAGE: u64 = 16;
 
@@ -117,21 +122,21 @@ impl FromStr for IndexSize {
 }
 
 /// A number, or the word that stands for none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OrWord {
     /// The number.
     Number(u32),
     /// The word.
-    Word(&'static str),
+    Word(String),
 }
 
 /// A group's settings under the names and with the values of the configuration, for JSON. Sizes are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Printed {
-    /// Most pages fingerprinted a second, or `auto`.
+    /// Most pages fingerprinted a second, `auto`, or `adaptive:N%`.
     scan_rate: OrWord,
     /// Treatment of pages of zeros.
     zero_pages: ZeroPolicy,
@@ -149,9 +154,10 @@ pub struct Printed {
 
 impl From<&Settings> for Printed {
     fn from(settings: &Settings) -> Self {
-        let or = |number: Option<u32>, word| number.map_or(OrWord::Word(word), OrWord::Number);
+        let or = |number: Option<u32>, word: &str| number.map_or(OrWord::Word(word.to_owned()), OrWord::Number);
+        let budget = settings.scan_budget_percent.map(|percent| format!("adaptive:{percent}%"));
         Self {
-            scan_rate: or(settings.scan_rate, "auto"),
+            scan_rate: or(settings.scan_rate, budget.as_deref().unwrap_or("auto")),
             zero_pages: settings.zero_pages,
             huge_pages: or(settings.split_huge_at_percent.map(u32::from), "never"),
             fold: settings.fold,
@@ -166,10 +172,16 @@ impl FromStr for ScanRate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match (text, text.parse()) {
-            ("auto", _) => Ok(Self::Auto),
-            (_, Ok(pages)) if pages > 0 && pages < u32::MAX => Ok(Self::Pages(pages)),
-            _ => Err(format!("{text:?} is no scan rate: use auto, or pages a second (1 or more)")),
+        let budget =
+            text.strip_prefix("adaptive:").map(|budget| budget.strip_suffix('%').unwrap_or(budget).parse::<u8>());
+        match (text, budget, text.parse::<u32>()) {
+            ("auto", ..) => Ok(Self::Auto),
+            ("adaptive", ..) => Ok(Self::Adaptive(BUDGET_PERCENT)),
+            (_, Some(Ok(percent @ 1..=100)), _) => Ok(Self::Adaptive(percent)),
+            (_, None, Ok(pages)) if pages > 0 && pages < u32::MAX => Ok(Self::Pages(pages)),
+            _ => Err(format!(
+                "{text:?} is no scan rate: use auto, or pages a second (1 or more), or adaptive, or adaptive:5% for at most so much of a processor"
+            )),
         }
     }
 }
@@ -220,12 +232,15 @@ impl Change {
 
     /// The settings after this change.
     pub fn apply(&self, settings: Settings) -> Settings {
+        let (scan_rate, scan_budget_percent) = match self.scan_rate {
+            None => (settings.scan_rate, settings.scan_budget_percent),
+            Some(ScanRate::Auto) => (None, None),
+            Some(ScanRate::Adaptive(percent)) => (None, Some(percent)),
+            Some(ScanRate::Pages(pages)) => (Some(pages), None),
+        };
         Settings {
-            scan_rate: match self.scan_rate {
-                None => settings.scan_rate,
-                Some(ScanRate::Auto) => None,
-                Some(ScanRate::Pages(pages)) => Some(pages),
-            },
+            scan_rate,
+            scan_budget_percent,
             zero_pages: self.zero_pages.unwrap_or(settings.zero_pages),
             split_huge_at_percent: match self.huge_pages {
                 None => settings.split_huge_at_percent,
@@ -242,7 +257,11 @@ impl Change {
     /// The change that leads from any settings to these.
     pub fn to(settings: &Settings) -> Self {
         Self {
-            scan_rate: Some(settings.scan_rate.map_or(ScanRate::Auto, ScanRate::Pages)),
+            scan_rate: Some(match (settings.scan_rate, settings.scan_budget_percent) {
+                (Some(pages), _) => ScanRate::Pages(pages),
+                (None, Some(percent)) => ScanRate::Adaptive(percent),
+                (None, None) => ScanRate::Auto,
+            }),
             zero_pages: Some(settings.zero_pages),
             huge_pages: Some(settings.split_huge_at_percent.map_or(HugePages::Never, HugePages::Percent)),
             fold: Some(settings.fold),
@@ -311,7 +330,11 @@ mod tests {
     fn scan_rate_and_huge_pages_are_parsed() {
         assert_eq!("auto".parse(), Ok(ScanRate::Auto));
         assert_eq!("1000".parse(), Ok(ScanRate::Pages(1000)));
-        for text in ["", "0", "-1", "4294967295", "fast", "1k"] {
+        assert_eq!("adaptive".parse(), Ok(ScanRate::Adaptive(10)));
+        assert_eq!("adaptive:5".parse(), Ok(ScanRate::Adaptive(5)));
+        assert_eq!("adaptive:100%".parse(), Ok(ScanRate::Adaptive(100)));
+        for text in ["", "0", "-1", "4294967295", "fast", "1k", "adaptive:", "adaptive:0%", "adaptive:101", "adaptive5"]
+        {
             assert!(text.parse::<ScanRate>().is_err(), "{text}");
         }
         assert_eq!("never".parse(), Ok(HugePages::Never));
@@ -328,6 +351,12 @@ mod tests {
         let printed = serde_json::to_string(&Printed::from(&settings)).unwrap();
         let change = Change::from(serde_json::from_str::<Wanted>(&printed).unwrap());
         assert_eq!(change.apply(Settings::default()), settings);
+        let adaptive = Settings { scan_rate: None, scan_budget_percent: Some(5), ..settings };
+        let printed = serde_json::to_string(&Printed::from(&adaptive)).unwrap();
+        assert!(printed.contains(r#""scan_rate":"adaptive:5%""#), "{printed}");
+        let change = Change::from(serde_json::from_str::<Wanted>(&printed).unwrap());
+        assert_eq!([change, Change::to(&adaptive)].map(|change| change.apply(settings)), [adaptive; 2]);
+        assert_eq!(Change { scan_rate: Some(ScanRate::Auto), ..change }.apply(adaptive).scan_budget_percent, None);
         let wanted = |text: &str| serde_json::from_str::<Wanted>(text).map(Change::from).map_err(|e| e.to_string());
         assert!(wanted("{}").unwrap().is_empty());
         assert_eq!(wanted(r#"{"pool": "8M"}"#).unwrap().pool, Some(PoolSize(2048)));

@@ -69,6 +69,10 @@ pub enum ZeroPolicy {
 pub struct Settings {
     /// Most pages to fingerprint a second in the whole group; `None` is `auto`.
     pub scan_rate: Option<u32>,
+    /// Most processor time for folding, in percent of one processor, while the scan rate follows its yield. `None`: it does not.
+    /// Workers of an earlier version do not know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scan_budget_percent: Option<u8>,
     /// Treatment of pages of zeros.
     pub zero_pages: ZeroPolicy,
     /// Least percentage of a huge page that must fold for it to be split; `None`: none is split.
@@ -87,6 +91,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             scan_rate: None,
+            scan_budget_percent: None,
             zero_pages: ZeroPolicy::Share,
             split_huge_at_percent: Some(50),
             fold: Fold::On,
@@ -263,6 +268,16 @@ pub struct Frames {
     pub mappings: u64,
 }
 
+/// A scan rate that follows its yield.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AdaptiveRate {
+    /// Most pages fingerprinted a second, now.
+    pub pages_per_s: u32,
+    /// The reason of its last change; empty before the first.
+    pub reason: String,
+}
+
 /// A group's report. Figures are of now, but for those of the bill.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -301,6 +316,9 @@ pub struct GroupReport {
     pub bill: Bill,
     /// Pages that members reported a second, lately.
     pub scan_rate: u64,
+    /// The scan rate, where that follows its yield.
+    #[serde(default)]
+    pub adaptive_rate: Option<AdaptiveRate>,
     /// Mappings of all members, now.
     pub vmas: u64,
     /// Memory of the index and of all tables of the worker, now.

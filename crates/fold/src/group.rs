@@ -11,6 +11,7 @@
 //!
 //! `turns.rs` says whose messages are heard next, `conversation.rs` acts on them, `tick.rs` does the timed work.
 
+use crate::adapt::Adaptive;
 use crate::dispatch::Donation;
 use crate::lease::DepartedMember;
 use crate::member::{Cut, Member};
@@ -64,6 +65,8 @@ pub struct Group {
     pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
     pub(crate) settings: Settings,
+    /// Its scan rate, where that follows its yield.
+    pub(crate) adaptive: Option<Adaptive>,
     /// Whether a supervisor has sent `Take`.
     pub begun: bool,
     /// Slots of a predecessor that are still to be fingerprinted. Members are not heard meanwhile.
@@ -105,6 +108,7 @@ impl Group {
             departed: Vec::new(),
             former: Former::default(),
             settings,
+            adaptive: None,
             begun: false,
             inheritance: Inheritance::default(),
             proofs: Proofs::new(prover, now),
@@ -267,6 +271,7 @@ impl Group {
     /// Takes over new settings.
     fn set(&mut self, settings: Settings, now: Instant) {
         let before = std::mem::replace(&mut self.settings, settings);
+        self.begin_to_adapt(now);
         self.planner.pool.set_most_slots(settings.pool_slots);
         if settings.intra_member_only && !self.planner.policy.intra_member_only {
             self.clear(Clearing::Separation);
@@ -316,7 +321,8 @@ impl Group {
 
     /// Sends each member its pace, where that has changed.
     pub(crate) fn tell_paces(&mut self) {
-        let shares = pace::shares(self.settings.scan_rate, &self.pages_in_frames());
+        let rate = self.settings.scan_rate.or(self.adaptive.as_ref().map(|adaptive| adaptive.rate));
+        let shares = pace::shares(rate, &self.pages_in_frames());
         for (member, share) in self.members.values_mut().zip(shares) {
             let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));

@@ -3,7 +3,7 @@
 //! ```text
 //!   worker     the loop: supervisor, members, clock
 //!   group      members and settings; conversation: members' messages; tick: timed work
-//!   turns      whose messages are next
+//!   turns      whose messages are next         adapt   a scan rate that follows its yield
 //!   member     one connection      lease   how long released slots are kept
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapt;
 mod conversation;
 mod dispatch;
 mod extents;

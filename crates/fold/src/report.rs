@@ -2,7 +2,7 @@
 
 use crate::group::Group;
 use crate::table::MemberId;
-use api::control::{Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_ROOM, by_reason};
+use api::control::{AdaptiveRate, Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_ROOM, by_reason};
 use page::Savings;
 use std::time::Instant;
 use wire::{Counters, MemberState, MemberStats, Outcome, Stalls};
@@ -102,6 +102,7 @@ impl Group {
             broken_pages,
             bill: self.bill(&done),
             scan_rate: self.clock.rate.2,
+            adaptive_rate: self.adaptive_rate(),
             vmas,
             index_bytes,
             agent_bytes,
@@ -111,6 +112,11 @@ impl Group {
         };
         self.report_members(&mut report, &mapped);
         report
+    }
+
+    fn adaptive_rate(&self) -> Option<AdaptiveRate> {
+        let adaptive = self.adaptive.as_ref()?;
+        Some(AdaptiveRate { pages_per_s: adaptive.rate, reason: adaptive.reason.clone() })
     }
 
     fn frames(&self, savings: &Savings) -> Frames {

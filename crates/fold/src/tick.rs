@@ -9,6 +9,7 @@
 //! | plan | retries pages, reports a full pool, ends a clearing |
 //! | passes | goes on to the next part of the hash space (`index.rs`) |
 //! | segments | drops idle ones |
+//! | rate | judges a scan rate that follows its yield (`adapt.rs`) |
 //! | room | asks for memory for pages that are to become private, also to renew a pool that is spread over too many segments, or has too much waste |
 
 use crate::group::{Clearing, Group};
@@ -117,6 +118,7 @@ impl Group {
         self.tick_plan(now);
         self.tick_passes(now);
         self.tick_segments(now);
+        self.tick_rate(now);
         self.tell_paces();
         self.tick_room(now);
     }

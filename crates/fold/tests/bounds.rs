@@ -93,6 +93,23 @@ fn member_that_names_all_pages_leaves_others_their_share_of_the_rate() {
     small.wait().expect("wait for sleep");
 }
 
+/// Another rate is one of the operator's, or of the host under pressure.
+#[test]
+fn adaptive_rate_is_told_to_members_and_gives_way_to_another() {
+    let (mut world, mut honest) = scene(None);
+    let rate = |agent: &Agent| agent.pace.and_then(|pace| pace.pages_per_s);
+    assert_eq!(rate(&honest), None);
+    let adaptive = Settings { scan_budget_percent: Some(10), ..Settings::default() };
+    world.set(adaptive);
+    serve_until("the first rate", &mut [&mut honest], |agents| rate(agents[0]) == Some(4096));
+    assert_eq!(world.report().adaptive_rate.map(|now| now.pages_per_s), Some(4096));
+    world.set(Settings { scan_rate: Some(7), ..adaptive });
+    serve_until("another rate", &mut [&mut honest], |agents| rate(agents[0]) == Some(7));
+    assert_eq!(world.report().adaptive_rate, None);
+    world.set(Settings::default());
+    serve_until("no rate", &mut [&mut honest], |agents| rate(agents[0]).is_none());
+}
+
 /// The table of pages is for all members. One that reports a page here and there, which it does not have, had all of it.
 #[test]
 fn member_that_reports_more_pages_than_it_has_frames_leaves_room_to_others() {

@@ -39,6 +39,7 @@ fn serve_for(time: Duration, world: &mut World, agents: &mut [&mut Agent]) {
 
 const UNFOLD: Settings = Settings {
     scan_rate: None,
+    scan_budget_percent: None,
     zero_pages: api::control::ZeroPolicy::Share,
     split_huge_at_percent: Some(50),
     fold: Fold::Unfold,

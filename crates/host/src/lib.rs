@@ -79,7 +79,7 @@ pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
 pub use peer::Peer;
 pub use peer_process::{PeerPages, PeerProcess, peer_layout};
 pub use plain_file::{open_plain_file, read_plain_file};
-pub use pressure::{high_watermark_bytes, memory_stalled_percent};
+pub use pressure::{cpu_waited_percent, high_watermark_bytes, memory_stalled_percent};
 pub use process::{
     MemoryCounters, Process, anonymous_bytes, check_readable, children, effective_uid, is_userfaultfd_open, open_files,
     pids, runs_program,

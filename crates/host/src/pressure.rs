@@ -1,4 +1,4 @@
-//! Pressure on this machine's memory: stalls (PSI) and the watermarks of its zones.
+//! Pressure on this machine: tasks that wait for memory or a processor (PSI), and the watermarks of its zones.
 
 use crate::text;
 
@@ -6,6 +6,12 @@ use crate::text;
 /// without PSI.
 pub fn memory_stalled_percent() -> Option<f64> {
     stalled(&text::read("/proc/pressure/memory").ok()?)
+}
+
+/// Part of the last 10 s in which some task waited for a processor, in percent (`/proc/pressure/cpu`). `None` on kernels
+/// without PSI.
+pub fn cpu_waited_percent() -> Option<f64> {
+    stalled(&text::read("/proc/pressure/cpu").ok()?)
 }
 
 /// Free memory below which the kernel reclaims: the high watermarks of all zones. `None` if the kernel does not tell.

@@ -123,8 +123,13 @@ fn figures(r: &GroupReport) -> Table {
         pages(bill.pages_scanned),
         format!("for writes, in all; {} pages fingerprinted", count(bill.pages_hashed)),
     );
-    let pass = r.pass_permille.map_or(String::new(), |done| format!("a pass of several, {}% done", done / 10));
-    row("scan rate", format!("{} pages/s", count(r.scan_rate)), pass);
+    let pass = r.pass_permille.map(|done| format!("a pass of several, {}% done", done / 10));
+    let most = r.adaptive_rate.as_ref().map(|now| format!("may be {}", count(now.pages_per_s.into())));
+    let notes: Vec<String> = most.into_iter().chain(pass).collect();
+    row("scan rate", format!("{} pages/s", count(r.scan_rate)), notes.join("; "));
+    if let Some(reason) = r.adaptive_rate.as_ref().map(|now| &now.reason).filter(|reason| !reason.is_empty()) {
+        row("", String::new(), format!("since {}", cli::printable(reason)));
+    }
     row(
         "processor time",
         format!("{:.1} s", bill.worker_cpu_s + bill.agent_cpu_s),

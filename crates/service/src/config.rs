@@ -426,13 +426,14 @@ mod tests {
             "[service]\ndir = '/run/x'\nworker-uid-base = 62000\n[[group]]\nname = 'acme'\nusers = ['alice', 7]\n\
              scan-rate = 1000\nzero-pages = 'when-idle'\nhuge-pages = 'never'\nfold = 'off'\nintra-member-only = true\n\
              pool = '1G'\nindex-memory = '16M'\n[[group.processes]]\nuid = 'alice'\ncgroup = '/m/*'\n\
-             program = '/usr/bin/qemu-*'\n[[group]]\nname = 'beta'\nhuge-pages = 30\nscan-rate = 'auto'\n",
+             program = '/usr/bin/qemu-*'\n[[group]]\nname = 'beta'\nhuge-pages = 30\nscan-rate = 'adaptive:5%'\n",
         )
         .unwrap();
         let acme = &groups["acme"];
         assert_eq!(acme.users, [1000, 7]);
         let expected = Settings {
             scan_rate: Some(1000),
+            scan_budget_percent: None,
             zero_pages: ZeroPolicy::WhenIdle,
             split_huge_at_percent: None,
             fold: Fold::Off,
@@ -441,7 +442,8 @@ mod tests {
             index_pages: 1 << 20,
         };
         assert_eq!(acme.settings, expected);
-        assert_eq!(groups["beta"].settings.split_huge_at_percent, Some(30));
+        let beta = &groups["beta"].settings;
+        assert_eq!((beta.split_huge_at_percent, beta.scan_budget_percent), (Some(30), Some(5)));
         let mut process = Process { exe: Some("/usr/bin/qemu-kvm".into()), ..Process::default() };
         process.cgroups = host::Cgroups::parse("0::/m/vm1\n");
         let rule = &acme.processes[0];
@@ -508,6 +510,7 @@ mod tests {
             ("[service]\nport = 1".to_owned(), "line 2: unknown field `port`"),
             (group("scan-rte = 1"), "line 3: unknown field `scan-rte`"),
             (group("scan-rate = 0"), "line 3, scan-rate: \"0\" is no scan rate"),
+            (group("scan-rate = 'adaptive:0'"), "line 3, scan-rate: \"adaptive:0\" is no scan rate"),
             (group("scan-rate = true"), "line 3, scan-rate: expected a number or a text"),
             (group("huge-pages = 101"), "line 3, huge-pages: \"101\" is not when"),
             (group("zero-pages = 'drop'"), "line 3, zero-pages: unknown variant `drop`"),

@@ -62,8 +62,9 @@ struct SetArgs {
     /// The group
     #[arg(value_parser = name::parse_group)]
     group: String,
-    /// Pages that may be fingerprinted a second in the whole group, or auto
-    #[arg(long, value_name = "auto|N")]
+    /// Pages that may be fingerprinted a second in the whole group. With auto all that rest, and with adaptive as many as yields, for at
+    /// most 10% of a processor, or so much of one
+    #[arg(long, value_name = "auto|N|adaptive[:N%]")]
     scan_rate: Option<ScanRate>,
     /// Treatment of pages of zeros: share, ignore or when-idle
     #[arg(long, value_name = "POLICY", value_parser = parse_zero_pages)]

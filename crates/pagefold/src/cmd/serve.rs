@@ -30,7 +30,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   users = [\"alice\"]                # may start members, and change settings; root always may
   fold = \"on\"                      # or off, unfold
   intra-member-only = false        # true: pages of a member only with its own
-  scan-rate = \"auto\"               # or pages a second
+  scan-rate = \"auto\"               # or pages a second, or \"adaptive\"
   zero-pages = \"share\"             # or ignore, when-idle
   huge-pages = 50                  # split one when 50% of it would fold; or \"never\"
   pool = \"64G\"                     # the most memory of the pool

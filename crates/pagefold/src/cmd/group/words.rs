@@ -26,6 +26,9 @@ pub fn settings(s: &Settings, configured: bool) -> String {
         .to_owned(),
     ];
     words.extend(s.scan_rate.map(|rate| format!("scans {rate} pages/s")));
+    words.extend(
+        s.scan_budget_percent.map(|most| format!("scans as fast as yields, for at most {most}% of a processor")),
+    );
     if s.zero_pages != usual.zero_pages {
         let policy = if s.zero_pages == ZeroPolicy::Ignore { "left alone" } else { "folded when idle" };
         words.push(format!("pages of zeros {policy}"));
@@ -84,6 +87,7 @@ mod tests {
         assert_eq!(settings(&Settings::default(), true), "folds");
         let other = Settings {
             scan_rate: Some(9),
+            scan_budget_percent: Some(5),
             zero_pages: ZeroPolicy::Ignore,
             split_huge_at_percent: None,
             fold: Fold::Off,
@@ -92,9 +96,16 @@ mod tests {
             ..Settings::default()
         };
         let words = settings(&other, false);
-        for part in
-            ["fold off", "9 pages/s", "zeros left alone", "stay whole", "by itself", "pool of 8.0 MiB", "last limits"]
-        {
+        for part in [
+            "fold off",
+            "9 pages/s",
+            "5% of a processor",
+            "zeros left alone",
+            "stay whole",
+            "by itself",
+            "pool of 8.0 MiB",
+            "last limits",
+        ] {
             assert!(words.contains(part), "{words}");
         }
     }
