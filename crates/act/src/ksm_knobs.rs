@@ -9,7 +9,12 @@ use std::path::{Path, PathBuf};
 const DIR: &str = "/sys/kernel/mm/ksm";
 /// Knobs that are saved and restored, in this order: `pages_to_scan` can only be written while no advisor sets it, and
 /// `run` comes last.
-const KNOBS: [&str; 6] = ["pages_to_scan", "sleep_millisecs", "smart_scan", "use_zero_pages", "advisor_mode", "run"];
+const KNOBS: [&str; 7] =
+    ["pages_to_scan", "sleep_millisecs", "smart_scan", "use_zero_pages", ACROSS_NODES, ADVISOR, "run"];
+/// The knob that can only be written while nothing is merged. Kernels without NUMA have none.
+const ACROSS_NODES: &str = "merge_across_nodes";
+/// The knob that names the advisor, since Linux 6.8.
+const ADVISOR: &str = "advisor_mode";
 /// Value of `run` that stops ksmd and undoes all merging.
 const UNMERGE: &str = "2";
 
@@ -42,6 +47,32 @@ impl KsmKnobs {
 
     fn put_back_in(&self, dir: &Path) -> Result<()> {
         set(dir, "run", UNMERGE)?;
+        self.set_all(dir)
+    }
+
+    /// Restores the settings, and leaves merged pages merged. `false` if that cannot be, because another policy for NUMA nodes goes with
+    /// what is merged: then nothing is changed.
+    ///
+    /// # Errors
+    /// The caller is not root.
+    pub fn put_back_merged(&self) -> Result<bool> {
+        self.put_back_merged_in(Path::new(DIR))
+    }
+
+    fn put_back_merged_in(&self, dir: &Path) -> Result<bool> {
+        let value = |name: &str| fs::read_to_string(dir.join(name)).map(|text| text.trim().to_owned()).ok();
+        let is_other = self.0.iter().any(|(name, before)| name == ACROSS_NODES && value(name).as_ref() != Some(before));
+        if is_other && value("pages_shared").is_none_or(|pages| pages != "0") {
+            return Ok(false);
+        }
+        self.set_all(dir)?;
+        Ok(true)
+    }
+
+    fn set_all(&self, dir: &Path) -> Result<()> {
+        if self.0.iter().any(|(name, _)| name == ADVISOR) {
+            set(dir, ADVISOR, "none")?;
+        }
         self.0.iter().try_for_each(|(name, value)| set(dir, name, value))
     }
 }
@@ -88,6 +119,24 @@ fn set(dir: &Path, knob: &str, value: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn merged_pages_stay_unless_they_go_with_another_policy_for_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, value: &str| fs::write(dir.path().join(name), value).unwrap();
+        let run = || fs::read_to_string(dir.path().join("run")).unwrap();
+        [("run", "0\n"), ("merge_across_nodes", "1\n"), ("pages_shared", "0\n")].iter().for_each(|(n, v)| put(n, v));
+        let knobs = KsmKnobs::read_from(dir.path()).unwrap();
+        put("run", "1");
+        put("pages_shared", "7\n");
+        assert!(knobs.put_back_merged_in(dir.path()).unwrap() && run() == "0");
+        put("run", "1");
+        put("merge_across_nodes", "0\n");
+        assert!(!knobs.put_back_merged_in(dir.path()).unwrap() && run() == "1");
+        put("pages_shared", "0\n");
+        assert!(knobs.put_back_merged_in(dir.path()).unwrap() && run() == "0");
+        assert_eq!(KsmKnobs::read_from(dir.path()).unwrap(), knobs);
+    }
 
     #[test]
     fn knobs_are_restored_and_run_comes_last() {

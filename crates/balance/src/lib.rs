@@ -31,6 +31,7 @@ mod admit;
 pub mod baseline;
 mod driver;
 mod facts;
+pub mod ksm;
 mod ladder;
 mod pace;
 mod params;

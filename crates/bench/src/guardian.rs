@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Lock file of the one bench that may run.
-const LOCK: &str = "/run/pagefold-bench.lock";
+/// Lock file of the one bench that may run, which a driver of ksmd has, too.
+const LOCK: &str = lend::ksmd::LOCK;
 /// Time limit for a process to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -59,7 +59,9 @@ impl Guardian {
         let lock = File::options().create(true).truncate(false).write(true).mode(0o600).open(LOCK);
         let lock = lock.with_context(|| format!("cannot create {LOCK}"))?;
         if lock.try_lock().is_err() {
-            bail!("another bench runs just now, or puts the host back as it was: wait until it has ended");
+            bail!(
+                "another bench, or pagefold ksm drive, runs just now, or puts the host back as it was: wait until it has ended"
+            );
         }
         let mut child = Command::new(cli::OWN_PROGRAM)
             .args(["bench-guest", "guard"])

@@ -2,9 +2,13 @@
 //! have the kernel's names. A field that a kernel does not have is `None`.
 
 use crate::memory_files::proc_file;
-use crate::{Error, Result};
+use crate::{Error, ProcessStat, Result, ThreadCpu, pids};
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
+
+/// Size of the record that ksmd keeps of a page (`ksm_rmap_item`), in bytes: 64.
+const RECORD_BYTES: u64 = 64;
 
 /// State of ksmd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +19,14 @@ pub struct Ksm {
     pub pages_shared: u64,
     /// `pages_sharing`: further mappings of these frames, which is the number of pages saved.
     pub pages_sharing: u64,
+    /// `pages_unshared` and `pages_volatile`: further pages that ksmd keeps a record of.
+    pub pages_unshared: u64,
+    /// See `pages_unshared`.
+    pub pages_volatile: u64,
+    /// `ksm_zero_pages`, since Linux 6.6: pages that were merged with the kernel's zero page.
+    pub ksm_zero_pages: Option<u64>,
+    /// `merge_across_nodes`, of kernels with NUMA: whether pages of different nodes become one.
+    pub merge_across_nodes: Option<u64>,
     /// `pages_scanned`, since Linux 6.6: visits to pages; a page counts at each visit.
     pub pages_scanned: Option<u64>,
     /// `full_scans`: rounds over all mergeable memory.
@@ -54,6 +66,15 @@ impl Ksm {
         Self::read_from(Path::new("/sys/kernel/mm/ksm"))
     }
 
+    /// Memory that merging saves, less ksmd's records, in bytes: the kernel's own account, or the same sum where it has none.
+    pub fn net_bytes(&self) -> i64 {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let saved = page::pages_to_bytes(self.pages_sharing.saturating_add(self.ksm_zero_pages.unwrap_or(0)));
+        let pages = [self.pages_shared, self.pages_sharing, self.pages_unshared, self.pages_volatile];
+        let records = pages.into_iter().fold(0, u64::saturating_add).saturating_mul(RECORD_BYTES);
+        self.general_profit.unwrap_or_else(|| signed(saved).saturating_sub(signed(records)))
+    }
+
     fn read_from(directory: &Path) -> Option<Self> {
         let text = |name: &str| fs::read_to_string(directory.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse().ok();
@@ -61,6 +82,10 @@ impl Ksm {
             run: number("run")?,
             pages_shared: number("pages_shared")?,
             pages_sharing: number("pages_sharing")?,
+            pages_unshared: number("pages_unshared").unwrap_or(0),
+            pages_volatile: number("pages_volatile").unwrap_or(0),
+            ksm_zero_pages: number("ksm_zero_pages"),
+            merge_across_nodes: number("merge_across_nodes"),
             pages_scanned: number("pages_scanned"),
             full_scans: number("full_scans"),
             pages_to_scan: number("pages_to_scan"),
@@ -71,6 +96,16 @@ impl Ksm {
             general_profit: text("general_profit").and_then(|t| t.trim().parse().ok()),
         })
     }
+}
+
+/// ksmd's thread, and the processor time that it has used since the host started. `None` in a PID namespace, which does not show it.
+pub fn ksmd_cpu_time() -> Option<Duration> {
+    let is_ksmd = |pid: &u32| {
+        let has_name = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "ksmd\n");
+        has_name && ProcessStat::read(*pid).is_ok_and(|stat| stat.kernel_thread)
+    };
+    let pid = pids().ok()?.into_iter().find(is_ksmd)?;
+    Some(ThreadCpu::of_process(pid).ok()?.iter().map(|thread| thread.used).sum())
 }
 
 impl KsmStat {
@@ -123,11 +158,14 @@ mod tests {
             put(name, value);
         }
         let old = Ksm { run: 1, pages_shared: 554, pages_sharing: 22_731, ..Ksm::default() };
-        assert_eq!(Ksm::read_from(directory.path()), Some(old));
+        assert_eq!(Ksm::read_from(directory.path()), Some(old.clone()));
         put("advisor_mode", "none [scan-time]\n");
         put("general_profit", "-4096\n");
         let new = Ksm::read_from(directory.path()).unwrap();
         assert_eq!((new.advisor_mode.as_deref(), new.general_profit), (Some("scan-time"), Some(-4096)));
+        assert_eq!(new.net_bytes(), -4096);
+        let records = Ksm { pages_unshared: 1000, pages_volatile: 715, ..old };
+        assert_eq!(records.net_bytes(), 22_731 * 4096 - 25_000 * 64);
     }
 
     #[test]

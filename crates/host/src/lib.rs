@@ -64,7 +64,7 @@ pub use freezer::frozen_group;
 pub use interrupt::{interrupted, note_interrupts};
 pub use kernel_faults::{Applies, KernelFault, kernel_faults, refuses_folding};
 pub use kpage::{FrameTable, kpf};
-pub use ksm::{Ksm, KsmStat, chosen};
+pub use ksm::{Ksm, KsmStat, chosen, ksmd_cpu_time};
 pub use local_files::LocalFiles;
 pub use memory_files::{proc_file, thread_with_memory};
 pub use memory_limits::MemoryLimits;
@@ -92,9 +92,9 @@ pub use smaps::{Mapping, Usage};
 pub use socket::SocketKind;
 pub use stream::connect_within;
 pub use system::{
-    Kernel, available_bytes, boot_clock_ms, boot_clock_s, boot_id, boot_time_s, free_bytes, free_swap_bytes, has_swap,
-    own_peak_rss_bytes, own_uid, page_table_bytes, ram_bytes, slab_object_bytes, spare_bytes, swapped_bytes,
-    total_swap_bytes, usual_reserve_bytes,
+    Kernel, available_bytes, boot_clock_ms, boot_clock_s, boot_id, boot_time_s, free_and_cached_bytes, free_bytes,
+    free_swap_bytes, has_swap, own_peak_rss_bytes, own_uid, page_table_bytes, ram_bytes, slab_object_bytes,
+    spare_bytes, swapped_bytes, swapped_pages, total_swap_bytes, usual_reserve_bytes,
 };
 pub use thread_cpu::ThreadCpu;
 pub use userfaultfd::{

@@ -58,6 +58,26 @@ pub fn free_bytes() -> Result<u64> {
     Ok(free.into_iter().fold(0, u64::saturating_add))
 }
 
+/// RAM that `ksmtuned` and others call free: `MemFree`, `Buffers` and `Cached` together.
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn free_and_cached_bytes() -> Result<u64> {
+    let text = text::read("/proc/meminfo")?;
+    let of = |key| size_in(&text, key).unwrap_or(0);
+    Ok([of("MemFree:"), of("Buffers:"), of("Cached:")].into_iter().fold(0, u64::saturating_add))
+}
+
+/// Pages that this machine has read from swap or written there since it started (`pswpin` and `pswpout`).
+///
+/// # Errors
+/// `/proc` is not there.
+pub fn swapped_pages() -> Result<u64> {
+    let text = text::read("/proc/vmstat")?;
+    let of = |line: &str| line.strip_prefix("pswpin ").or(line.strip_prefix("pswpout "))?.parse::<u64>().ok();
+    Ok(text.lines().filter_map(of).fold(0, u64::saturating_add))
+}
+
 /// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
 pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)
@@ -165,6 +185,9 @@ mod tests {
         let total = meminfo.lines().next().unwrap().split_ascii_whitespace().nth(1).unwrap();
         assert_eq!(ram_bytes(), total.parse::<u64>().unwrap() * 1024);
         assert!((1..ram_bytes()).contains(&available_bytes().unwrap()));
+        assert!((1..ram_bytes()).contains(&free_and_cached_bytes().unwrap()));
+        let vmstat = fs::read_to_string("/proc/vmstat").unwrap();
+        assert!(swapped_pages().is_ok() && vmstat.contains("\npswpin ") && vmstat.contains("\npswpout "));
         let swap = status_bytes("/proc/meminfo", "SwapTotal:").unwrap().unwrap();
         assert!(free_swap_bytes() <= swap);
     }

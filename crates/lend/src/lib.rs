@@ -1,5 +1,5 @@
 //! Carries out what `balance` plans. It gathers facts from host, groups and guests, moves balloons and keeps reservations. It pauses
-//! guests while memory runs out. Every action is written down.
+//! guests while memory runs out. Every action is written down. It drives ksmd where the operator has it do so.
 //!
 //! ```text
 //!   Gatherer: /proc, control groups, QMP --> Facts --> balance::plan --> Plan
@@ -20,6 +20,7 @@ mod carry_out;
 mod fake_qemu;
 mod gather;
 mod hold;
+pub mod ksmd;
 mod ledger;
 mod many;
 mod park;

@@ -50,6 +50,8 @@ enum Command {
     Journal(cmd::journal::Args),
     /// Memory between guests: what each has, should have, and gets
     Balance(cmd::balance::Args),
+    /// The kernel's own merger, driven by need, on a host of one trust domain
+    Ksm(cmd::ksm::Args),
     /// A row per guest: counts of its pages, and a sketch of their contents, for plans over many hosts
     Sketch(cmd::place::Args),
     /// Where guests of many hosts should live, by their sketches
@@ -120,6 +122,7 @@ fn main() -> ExitCode {
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Journal(args) => cmd::journal::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),
+        Command::Ksm(args) => cmd::ksm::run(&args),
         Command::Park(args) => cmd::park::park(&args),
         Command::Wake(args) => cmd::park::wake(&args),
         Command::Worker(args) => cmd::worker::run(&args),

@@ -16,6 +16,7 @@ pub mod generate;
 pub mod group;
 pub mod guests;
 pub mod journal;
+pub mod ksm;
 pub mod lab;
 pub mod park;
 pub mod place;
