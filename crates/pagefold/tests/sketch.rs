@@ -223,3 +223,51 @@ fn folded_pages_are_counted_though_no_page_table_has_them() {
     let saved = number(&fleet["saved_without_zero_bytes"]) >> 12;
     assert!((3 * 499 + 2 * 1001..3 * (499 + 1001) + OWN_PAGES).contains(&saved), "{saved}");
 }
+
+/// Processes that write sketches into this directory.
+fn sketchers(dir: &str) -> usize {
+    let writes = |pid: &u32| {
+        let process = host::Process::read(*pid);
+        process.is_ok_and(|process| process.program() == "pagefold-place" && process.cmdline.contains(&format!("{dir}/")))
+    };
+    host::pids().expect("processes").iter().filter(|pid| writes(pid)).count()
+}
+
+/// A program beside the service writes them.
+#[test]
+fn service_has_sketches_written_within_their_bound_for_as_long_as_it_lives() {
+    if cannot_fold() {
+        return;
+    }
+    let tables = Tables::new();
+    let (dir, keys) = (tables.path("made/tables"), tables.path("keys"));
+    let sketch = format!("[sketch]\nevery = 1\ndir = '{dir}'\nkeys = '{keys}'\nkeep = 2\n");
+    let mut service = Service::start_with(Some(&format!("{sketch}[[group]]\nname = 'acme-TOKEN'\n")));
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("known_pages");
+    let mut member = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
+    ["alloc x 100", "fill x 0 100 1", "mergeable x"].iter().for_each(|line| _ = member.tell(line));
+    let files = || -> BTreeSet<PathBuf> {
+        let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.extension().is_some_and(|end| end == "parquet")).collect()
+    };
+    let mut seen = BTreeSet::new();
+    until(60, "five tables were written", || {
+        let now = files();
+        // One that was just written is there before the oldest goes.
+        assert!(now.len() <= 3, "{now:?}");
+        seen.extend(now);
+        seen.len() >= 5
+    });
+    until(30, "the member is in a table", || {
+        let fleet = pagefold(&["fleet", "--json", &dir]);
+        fleet.status.success() && number(&json_of(&fleet)["guests"]) >= 1
+    });
+    assert_eq!(sketchers(&dir), 1, "{}", service.log());
+    // The supervisor is killed, and the next one wants none.
+    service.configure("[[group]]\nname = 'acme-TOKEN'\n");
+    until(30, "nobody writes sketches", || sketchers(&dir) == 0);
+    service.configure(&format!("{sketch}[[group]]\nname = 'acme-TOKEN'\n"));
+    until(30, "sketches are written again", || sketchers(&dir) == 1);
+    service.end();
+    until(30, "nobody writes sketches", || sketchers(&dir) == 0);
+}

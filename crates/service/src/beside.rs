@@ -1,5 +1,6 @@
 //! Commands of `pagefold` that are kept running beside the supervisor, as the configuration wants them. One balances
-//! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`).
+//! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`). A third one writes
+//! sketches of guests (`[sketch]`): it becomes `pagefold-place`.
 //!
 //! ```text
 //!   not wanted --> none

@@ -6,6 +6,7 @@
 
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::enrol_config::{MOST_RULES, WrittenEnrol};
+use crate::sketch_config::{Sketch, WrittenSketch};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
@@ -55,6 +56,8 @@ pub struct Config {
     pub balance: Option<Balance>,
     /// Parts `[[guest]]` that have no effect, since there is no `[balance]`.
     pub vain_guarantees: usize,
+    /// Sketches of guests' contents; `None`: there are none.
+    pub sketch: Option<Sketch>,
     /// Rules that enrol running processes.
     pub enrol: Vec<Rule>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
@@ -107,6 +110,7 @@ struct Written {
     service: WrittenService,
     api: Option<WrittenApi>,
     balance: Option<WrittenBalance>,
+    sketch: Option<WrittenSketch>,
     #[serde(default)]
     guest: Vec<WrittenGuest>,
     #[serde(default)]
@@ -249,16 +253,15 @@ impl Config {
         let api = written.api.map(WrittenApi::check).transpose()?;
         let vain_guarantees = if written.balance.is_none() { written.guest.len() } else { 0 };
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
+        let sketch = written.sketch.map(WrittenSketch::check).transpose()?;
         let takes = |via| match via {
             Via::Agent if without_prover => Err("attaching takes a prover, and [service] has prover = false"),
             Via::Ksm if !one_trust_domain => Err(NOT_ONE_DOMAIN),
             _ => Ok(()),
         };
         let enrol = rules(written.enrol, &groups, takes, uid_of)?;
-        let groups = Some(groups);
-        let file = None;
         Ok(Self {
-            file,
+            file: None,
             dir,
             without_prover,
             one_trust_domain,
@@ -267,8 +270,9 @@ impl Config {
             api,
             balance,
             vain_guarantees,
+            sketch,
             enrol,
-            groups,
+            groups: Some(groups),
         })
     }
 }
@@ -491,6 +495,7 @@ mod tests {
             ("group", "[[group]]", group),
             ("api", "[api]", &example["api"]),
             ("balance", "[balance]", &example["balance"]),
+            ("sketch", "[sketch]", &example["sketch"]),
             ("guest", "[[guest]]", &example["guest"][0]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
             ("enrol", "[[enrol]]", &example["enrol"][0]),
@@ -512,6 +517,8 @@ mod tests {
             (group("scan-rate = 0"), "line 3, scan-rate: \"0\" is no scan rate"),
             (group("scan-rate = 'adaptive:0'"), "line 3, scan-rate: \"adaptive:0\" is no scan rate"),
             (group("scan-rate = true"), "line 3, scan-rate: expected a number or a text"),
+            ("[sketch]\nevery = 'often'".to_owned(), "line 2, every: \"often\" is no time"),
+            ("[sketch]\ndir = 'x'".to_owned(), "line 2, dir: a path that begins"),
             (group("huge-pages = 101"), "line 3, huge-pages: \"101\" is not when"),
             (group("zero-pages = 'drop'"), "line 3, zero-pages: unknown variant `drop`"),
             (group("fold = true"), "line 3, fold: "),

@@ -46,6 +46,7 @@ mod reload;
 mod requests;
 mod room;
 mod segments;
+mod sketch_config;
 mod state;
 mod supervisor;
 mod templates;

@@ -12,6 +12,7 @@ use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
 use super::segments;
+use super::sketch_config::Sketch;
 use super::state::State;
 use super::templates;
 use super::trail::Trail;
@@ -72,6 +73,7 @@ pub struct Supervisor {
     prover: Prover,
     web: Web,
     balancer: Beside,
+    sketcher: Beside,
     enroller: Beside,
     signals: Signals,
     /// Control groups of workers that have ended.
@@ -99,6 +101,7 @@ impl Supervisor {
         let web = Web::new(&place, config.api.as_ref())?;
         let balancer =
             Beside::new(&place, "balancing memory between guests", config.balance.as_ref().map(Balance::arguments));
+        let sketcher = Beside::new(&place, "sketching guests", config.sketch.as_ref().map(Sketch::arguments));
         let enroller = Beside::new(&place, "enrolling processes by rules", None);
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
@@ -109,6 +112,7 @@ impl Supervisor {
             prover,
             web,
             balancer,
+            sketcher,
             enroller,
             signals,
             leftover: Vec::new(),
@@ -215,6 +219,7 @@ impl Supervisor {
             .chain(self.prover.start_at(now))
             .chain(self.web.start_at(now))
             .chain(self.balancer.start_at(now))
+            .chain(self.sketcher.start_at(now))
             .chain(self.enroller.start_at(now))
             .chain([next_tick])
             .chain(self.entrances.due(now))
@@ -249,6 +254,7 @@ impl Supervisor {
                         self.prover.child_ended(pid, status);
                         self.web.child_ended(pid, status);
                         self.balancer.child_ended(pid, status);
+                        self.sketcher.child_ended(pid, status);
                         self.enroller.child_ended(pid, status);
                     }
                 }
@@ -432,6 +438,7 @@ impl Supervisor {
         self.tell_claims();
         self.start_web(now);
         self.balancer.start_if_due(now);
+        self.sketcher.start_if_due(now);
         self.enroller
             .set(self.wants_enroller().then(|| ["enrol", "apply", "--until-hangup"].map(str::to_owned).into()));
         self.enroller.start_if_due(now);
@@ -504,6 +511,7 @@ impl Supervisor {
         match read {
             Ok(config) => {
                 self.balancer.set(config.balance.as_ref().map(Balance::arguments));
+                self.sketcher.set(config.sketch.as_ref().map(Sketch::arguments));
                 self.registry.reload(config);
                 if let Some(api) = &self.registry.config.api {
                     self.web.set(api);
@@ -586,6 +594,7 @@ impl Supervisor {
         self.prover.end();
         self.web.end();
         self.balancer.end();
+        self.sketcher.end();
         self.enroller.end();
         // All that must not be lost was written when it was decided.
         self.write_state();

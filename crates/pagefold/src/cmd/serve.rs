@@ -76,6 +76,12 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   within = \"/machine.slice\"       # a control group whose memory limit stands for the host
   owners = [107]                   # users whose VMs are guests, too: otherwise root's, libvirt's, members
 
+  [sketch]                         # optional: sketches of guests for plans over many hosts, see docs/fleet.md
+  every = \"10m\"
+  dir = \"/var/lib/pagefold/sketches\"
+  keep = 144                       # most files of this host there
+  keep-size = \"1G\"               # most bytes of them
+
   [[guest]]                        # what its name or id matches keeps this; the rest may be lent
   name = \"acme-*\"
   guaranteed = \"256M\"

@@ -13,6 +13,8 @@ use place::table::{self, Keep};
 use place::theta::{FINE_LG_K, FLEET_LG_K};
 use report::{Align, Table};
 use serde::Serialize;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -33,7 +35,7 @@ pub struct Args {
     /// Repeat, each so much later than the one before
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     every: Option<Duration>,
-    /// Write the rows to this file, or to a new file in this directory
+    /// Write the rows to this file, or to a new file in this directory, which is made if a / ends its name
     #[arg(long, value_name = "FILE|DIR")]
     parquet: Option<PathBuf>,
     /// Most files of this host that are kept in the directory
@@ -54,6 +56,9 @@ pub struct Args {
     /// Print JSON, without the sketches; with --every, one object a line
     #[arg(long)]
     json: bool,
+    /// End when standard input closes
+    #[arg(long, hide = true)]
+    until_hangup: bool,
 }
 
 /// The output of `--json`.
@@ -68,6 +73,10 @@ struct Printed<'a> {
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    if args.until_hangup {
+        end_at_hangup();
+    }
+    args.parquet.as_deref().map(make_dir).transpose()?;
     let keys = Keys::open(&args.keys.clone().unwrap_or_else(usual_dir))?;
     let (begin, mut rounds, mut outcome) = (Instant::now(), 0, Outcome::Done);
     loop {
@@ -78,6 +87,26 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         let Some(every) = args.every else { return Ok(outcome) };
         std::thread::sleep((every * rounds).saturating_sub(begin.elapsed()));
     }
+}
+
+/// Ends this process when its standard input closes. A table appears whole, or not at all.
+fn end_at_hangup() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(0);
+    });
+}
+
+/// Makes the directory that a name ending in / means. Its owner alone may enter.
+fn make_dir(path: &Path) -> anyhow::Result<()> {
+    if !path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("cannot make {}", path.display()))
 }
 
 fn once(args: &Args, keys: &Keys) -> anyhow::Result<Outcome> {
