@@ -160,6 +160,17 @@ fn plan_and_suggestions_are_made_of_sketches() {
 }
 
 #[test]
+fn simulated_day_has_each_policy() {
+    let words =
+        ["bench", "place", "--json", "--hosts", "10", "--guests", "200", "--tenants", "4", "--storm", "25", "--day"];
+    let found = json_of(&pagefold(&words));
+    assert_documented(&["pagefold bench place"], &found);
+    let days = found["days"].as_array().expect("a list");
+    assert_eq!(days.iter().map(|day| &day["name"]).collect::<Vec<_>>(), ["pack", "stripe", "likeness"]);
+    assert!(days.iter().all(|day| day["refused"] == 0 && day["most_guests"] == 250), "{found}");
+}
+
+#[test]
 fn old_sketches_and_a_missing_program_are_refused() {
     let (stage, tables) = (Stage::new(), Tables::new());
     let known = stage.start(&["alloc a 10", "fill a 0 10 1"]);
@@ -228,7 +239,8 @@ fn folded_pages_are_counted_though_no_page_table_has_them() {
 fn sketchers(dir: &str) -> usize {
     let writes = |pid: &u32| {
         let process = host::Process::read(*pid);
-        process.is_ok_and(|process| process.program() == "pagefold-place" && process.cmdline.contains(&format!("{dir}/")))
+        process
+            .is_ok_and(|process| process.program() == "pagefold-place" && process.cmdline.contains(&format!("{dir}/")))
     };
     host::pids().expect("processes").iter().filter(|pid| writes(pid)).count()
 }

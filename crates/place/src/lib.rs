@@ -15,6 +15,7 @@
 //! files that it writes: moves and groups are proposals.
 #![forbid(unsafe_code)]
 
+pub mod day;
 pub mod fleet;
 pub mod key;
 pub mod plan;

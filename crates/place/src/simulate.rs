@@ -198,7 +198,7 @@ impl<'a> Pools<'a> {
 }
 
 /// Numbers that look random, the same in every run: splitmix64.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -208,7 +208,8 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    /// A number below the end.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 

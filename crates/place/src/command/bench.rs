@@ -3,6 +3,7 @@
 use crate::command::{Tables, fleet_of, now_s, print_json};
 use cli::exit::Outcome;
 use cli::output;
+use place::day::{Day, days};
 use place::fleet::{Collector, Fleet, Rules};
 use place::plan::{Outcome as Sums, Settings, outcome, plan};
 use place::policy::Policy;
@@ -32,6 +33,12 @@ pub struct Args {
     /// Part of the folded pages that may break at once, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
     storm: u8,
+    /// Besides, a day in which guests arrive and leave, and none is moved
+    #[arg(long)]
+    day: bool,
+    /// Part of the guests that are replaced in the day, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, requires = "day", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    replaced: u16,
     /// Write the fleet's table to this file, and have the engine read it
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
@@ -60,6 +67,7 @@ struct Report {
     inside_bytes: u64,
     now_saved_without_zero_bytes: u64,
     policies: Vec<OfPolicy>,
+    days: Vec<Day>,
     engines: Vec<OfEngine>,
 }
 
@@ -85,7 +93,8 @@ struct OfEngine {
 /// Runs the bench.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let [hosts, guests, tenants] = [args.hosts, args.guests, args.tenants].map(|n| n as usize);
-    let drawn = fleet(&Kinds::measured(), &Size { hosts, guests, tenants, hashes: args.hashes });
+    let size = Size { hosts, guests, tenants, hashes: args.hashes };
+    let drawn = fleet(&Kinds::measured(), &size);
     let rules = Rules { storm: f64::from(args.storm) / 100.0, zero_pages: true };
     let settings = Settings { policy: Policy::Likeness, rules, most_moves: 100, valid_s: 3600, now_s: now_s()? };
     let begin = Instant::now();
@@ -112,6 +121,11 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         inside_bytes: total.inside_bytes,
         now_saved_without_zero_bytes: found.now.saved_without_zero_bytes,
         policies: found.policies.iter().map(|named| of((named.name, named.outcome))).collect(),
+        days: if args.day {
+            days(&Kinds::measured(), &size, &rules, f64::from(args.replaced) / 100.0)
+        } else {
+            Vec::new()
+        },
         engines: args.parquet.as_ref().map(|path| engines(path, &drawn)).transpose()?.unwrap_or_default(),
     };
     if args.json {
@@ -147,6 +161,17 @@ fn text(report: &Report) -> String {
             policy.hosts_needed,
             policy.hosts_needed_with_zero_kept,
             policy.inside_share * 100.0
+        );
+    }
+    for day in &report.days {
+        text += &format!(
+            "{:?} over a day: {} arrivals; {:.0} hosts in the mean, {} at most, {} if placed anew; saves {} without zero pages\n",
+            day.name,
+            day.arrived,
+            day.mean_hosts,
+            day.most_hosts,
+            day.hosts_anew,
+            cli::bytes(day.saved_without_zero_bytes)
         );
     }
     text.trim_end().to_owned()
