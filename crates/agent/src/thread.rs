@@ -457,7 +457,9 @@ impl Agent {
                 let outcomes = self.fold(session, &runs);
                 session.link.send(&ToWorker::Folded(id, outcomes))?;
             }
-            (ToAgent::Why(id, ranges), _) => session.link.send(&ToWorker::Because(id, self.rounds.why(&ranges)))?,
+            (ToAgent::Why(id, ranges), _) => {
+                session.link.send(&ToWorker::Because(id, self.rounds.why(&self.pagemap, &ranges)))?
+            }
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
             (ToAgent::Room(pages), _) => session.room = pages,
             (ToAgent::Leave, _) => world::be_told_to_leave(),

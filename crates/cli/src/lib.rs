@@ -1,5 +1,5 @@
-//! Input and output of commands: stdout, stderr, a service's log and journal, exit codes, files that they write, versions. Sizes as people type and read
-//! them.
+//! Input and output of commands: stdout, stderr, a service's log and journal, exit codes, files that they write, versions. Sizes and times as people type and
+//! read them.
 #![forbid(unsafe_code)]
 
 pub mod exit;
@@ -9,6 +9,7 @@ pub mod output;
 mod output_file;
 mod printable;
 pub mod size;
+pub mod time;
 pub mod version;
 
 /// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.

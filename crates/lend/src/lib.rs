@@ -14,10 +14,12 @@
 // Figures that others say are added up here.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+mod awake;
 mod balloon;
 mod carry_out;
 #[cfg(test)]
 mod fake_qemu;
+mod folded;
 mod gather;
 mod hold;
 pub mod ksmd;
@@ -28,13 +30,16 @@ mod pause;
 mod ram_use;
 mod reclaim;
 mod rules;
+mod shrink;
 
 pub use balloon::Balloon;
 pub use carry_out::{Means, Outcome, carry_out};
+pub use folded::until_folded;
 pub use gather::{Gatherer, Saved};
 pub use hold::hold;
 pub use ledger::{Entry, Ledger, Paced, Turn};
-pub use park::{NOTES_WITHIN, Parked, Parking, Shrunk, private_and_swapped, shrink, until_folded, wake_left};
+pub use park::{NOTES_WITHIN, Parked, Parking, wake_left};
 pub use pause::{Hold, Paused, resume_left};
 pub use reclaim::{Reclaimed, reclaim};
 pub use rules::{Rules, usual_floor_bytes};
+pub use shrink::{Held, Shrunk, shrink};

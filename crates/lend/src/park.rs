@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   noted in DIR/parked, with its parker --> stands still --> equal pages are folded --> private pages are written to swap
-//!                                            VM: QMP stop     its agent goes on          MADV_PAGEOUT, where there is swap
-//!                                            program: SIGSTOP its agent does not: it is folded before
+//!                                            VM: QMP stop     its agent goes on          shrink.rs
+//!                                            program: SIGSTOP its agent does not: it is folded before (folded.rs)
 //!     --> noted without its parker
 //! ```
 //!
@@ -12,38 +12,31 @@
 //! | the guest is woken | it goes on --> the note is removed --> a clone's helper sets its clock |
 //! | its parker fails before the end, or is interrupted | the parker wakes it |
 //! | its parker is killed before the end | whoever looks at the notes next wakes it. Balancers do each round |
+//! | a program that has woken it uses it | it is not parked again while that runs (awake.rs) |
 //!
 //! The note comes first, and nobody else reads or changes notes until the guest stands still. So there is a note of each guest that
 //! stands still. The kernel decides who may park a guest: it takes the right to send its process signals, or to connect to its QMP socket.
-//!
-//! Nothing of the pool is paged out. A page that reclaim takes from a mapping of the pool is a fault for the agent to serve.
 
+use crate::balloon::Balloon;
 use crate::hold::{self, Target};
-use crate::ledger::Turn;
+use crate::ledger::{Ledger, Turn};
 use anyhow::{Context, bail};
 use cli::journal::{By, Journal, Line};
 use cli::say;
-use guest::{Guest, GuestKind, RegionMap, holds_folded_pages};
-use host::{Mapping, MemoryCounters, ProcessId, Usage};
-use page::Region;
+use guest::{Guest, GuestKind};
+use host::ProcessId;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait for others that have the notes: 10 s. A guest is stopped in less.
 pub const NOTES_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between two tries to get the lock: 2 ms. A guest that is woken waits for it.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Pause between two looks at what a guest holds while it is folded: 2 s. A round of an agent takes a second or so.
-const LOOK: Duration = Duration::from_secs(2);
-/// Number of looks in a row without a change after which folding is over.
-const QUIET_LOOKS: u32 = 3;
-/// Change that counts as none, as a part of what is held: 1/256.
-const QUIET_PART: u64 = 256;
 /// Longest note that is read, in bytes: 64 KiB.
 const MOST_BYTES: u64 = 64 << 10;
 
@@ -63,23 +56,10 @@ pub struct Parked {
     parker: Option<ProcessId>,
 }
 
-/// Memory of a guest that was parked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Shrunk {
-    /// Private memory in frames before.
-    pub private_before_bytes: u64,
-    /// Private memory in frames afterwards.
-    pub private_bytes: u64,
-    /// Memory in the host's swap.
-    pub swapped_bytes: u64,
-    /// Why private memory stays in frames; `None` where it was written to swap.
-    pub problem: Option<String>,
-}
-
 /// Notes of parked guests, which nobody else reads or changes meanwhile.
 #[derive(Debug)]
 pub struct Parking {
-    service: PathBuf,
+    pub(crate) service: PathBuf,
     _lock: File,
 }
 
@@ -110,8 +90,9 @@ impl Parking {
             if !parked.is_alive() {
                 self.forget(&parked);
             } else if parked.parker.is_some_and(|parker| !parker.is_alive()) {
-                say!("pagefold: {} goes on: the process that parked it was killed", cli::printable(&parked.guest));
-                if let Err(why) = self.wake(&parked) {
+                let why = "the process that parked it was killed";
+                say!("pagefold: {} goes on: {why}", cli::printable(&parked.guest));
+                if let Err(why) = self.wake(&parked, why) {
                     say!("pagefold: {why:#}");
                 }
             } else {
@@ -121,13 +102,18 @@ impl Parking {
         Ok(all)
     }
 
-    /// Has a guest stand still, for as long as this process lives, until [`Self::keep`]. The turn keeps a balancer from resuming it.
+    /// Has a guest stand still, for as long as this process lives, until [`Self::keep`]. The turn keeps a balancer from resuming it, and
+    /// from moving its balloon. The journal has the reason.
     ///
     /// # Errors
-    /// It cannot be parked, or does not run. It goes on then.
-    pub fn park(&self, guest: &Guest, _: &Turn) -> anyhow::Result<Parked> {
+    /// It cannot be parked, or does not run, or something uses it. It goes on then.
+    pub fn park(&self, guest: &Guest, ledger: &Ledger, _: &Turn, why: &str) -> anyhow::Result<Parked> {
         let parked = Parked::of(guest)?;
-        let noted = self.note(&parked).and_then(|()| self.write_down(&parked, "park"));
+        if let Some(holder) = self.holder_of(parked.process) {
+            bail!("{} is not parked: process {} keeps it awake", cli::printable(&guest.id), holder.pid);
+        }
+        check_balloon(guest, ledger)?;
+        let noted = self.note(&parked).and_then(|()| self.write_down(&parked, "park", why));
         match noted.and_then(|()| parked.stop().map_err(anyhow::Error::msg)) {
             Ok(()) => Ok(parked),
             // A stop that failed may have taken effect.
@@ -152,21 +138,21 @@ impl Parking {
         match self.let_go_on(parked) {
             Ok(()) => {
                 // The first reason counts.
-                let _ = self.write_down(parked, "wake");
+                let _ = self.write_down(parked, "wake", &format!("it could not be parked: {why:#}"));
                 anyhow::anyhow!("{guest} is not parked, and goes on: {why:#}")
             }
             Err(more) => anyhow::anyhow!("{guest} may stand still: {why:#}; {more}. pagefold wake tries again"),
         }
     }
 
-    /// Has a parked guest go on.
+    /// Has a parked guest go on. The journal has the reason.
     ///
     /// # Errors
     /// It does not, and is still noted. Or it does, and the journal cannot be written.
-    pub fn wake(&self, parked: &Parked) -> anyhow::Result<()> {
+    pub fn wake(&self, parked: &Parked, why: &str) -> anyhow::Result<()> {
         let guest = cli::printable(&parked.guest);
         self.let_go_on(parked).map_err(|why| anyhow::anyhow!("{guest} does not go on: {why}"))?;
-        self.write_down(parked, "wake").with_context(|| format!("{guest} goes on, and nothing tells of it"))
+        self.write_down(parked, "wake", why).with_context(|| format!("{guest} goes on, and nothing tells of it"))
     }
 
     fn let_go_on(&self, parked: &Parked) -> Result<(), String> {
@@ -200,8 +186,8 @@ impl Parking {
         let _ = fs::remove_file(self.path(parked));
     }
 
-    fn write_down(&self, parked: &Parked, entry: &str) -> anyhow::Result<()> {
-        let more = json!({"entry": entry, "guest": parked.guest, "at_s": host::boot_clock_s()});
+    fn write_down(&self, parked: &Parked, entry: &str, why: &str) -> anyhow::Result<()> {
+        let more = json!({"entry": entry, "guest": parked.guest, "reason": why, "at_s": host::boot_clock_s()});
         let journal = Journal::of_service(&self.service);
         let written = journal.append(std::iter::once(Line::now(By::this_process(), "balance", more)));
         written.with_context(|| format!("cannot write {}", journal.path().display()))
@@ -263,7 +249,19 @@ fn running_process_of(guest: &Guest) -> anyhow::Result<ProcessId> {
     }
 }
 
-fn dir_of(service: &Path) -> PathBuf {
+/// Fails while a guest's balloon is on its way to the size that the guest was told to have.
+fn check_balloon(guest: &Guest, ledger: &Ledger) -> anyhow::Result<()> {
+    let Some(target) = ledger.target_bytes(guest).filter(|_| !ledger.has_arrived(guest)) else { return Ok(()) };
+    let Some(mut balloon) = Balloon::open_known(guest, Some(None))? else { return Ok(()) };
+    let (actual, ram) = (balloon.size_bytes()?, guest.ram_bytes.unwrap_or(0));
+    if !balance::has_arrived(ram, actual, target) {
+        let (id, [actual, target]) = (cli::printable(&guest.id), [actual, target].map(cli::bytes));
+        bail!("{id} is not parked: its balloon is on its way from {actual} to {target}");
+    }
+    Ok(())
+}
+
+pub(crate) fn dir_of(service: &Path) -> PathBuf {
     service.join("parked")
 }
 
@@ -302,61 +300,6 @@ pub(crate) fn processes(service: &Path) -> Vec<ProcessId> {
         return Vec::new();
     }
     read_all(service).unwrap_or_default().into_iter().map(|parked| parked.process).collect()
-}
-
-/// Waits until folding takes nothing more of what members hold alone, or this process is interrupted.
-pub fn until_folded(guests: &[Guest], patience: Duration) {
-    let held = || {
-        let pids = guests.iter().flat_map(|guest| &guest.pids);
-        let counters = pids.filter_map(|pid| MemoryCounters::of(*pid).ok());
-        counters.fold(0_u64, |sum, one| sum.saturating_add(one.resident_pages.saturating_sub(one.file_pages)))
-    };
-    let (end, mut before, mut quiet) = (Instant::now() + patience, held(), 0_u32);
-    while quiet < QUIET_LOOKS && Instant::now() < end && host::interrupted().is_none() {
-        std::thread::sleep(LOOK);
-        let is = held();
-        let is_quiet = before.abs_diff(is) <= before / QUIET_PART;
-        quiet = if is_quiet { quiet.saturating_add(1) } else { 0 };
-        before = is;
-    }
-}
-
-/// Has private memory of a guest written to swap: of a VM its RAM, of a program all of it. `before_bytes` is what it held. Where the
-/// kernel does not do that, the guest is parked nevertheless.
-pub fn shrink(guest: &Guest, before_bytes: u64) -> Shrunk {
-    let problem = if host::total_swap_bytes() > 0 {
-        page_out(guest).err().map(|why| format!("its memory is not written to swap: {why:#}"))
-    } else {
-        let lacks =
-            "this host has no swap (nor zram): what it holds alone stays in memory, and only what is equal is folded";
-        Some(lacks.to_owned())
-    };
-    let (private_bytes, swapped_bytes) = private_and_swapped(guest);
-    Shrunk { private_before_bytes: before_bytes, private_bytes, swapped_bytes, problem }
-}
-
-fn page_out(guest: &Guest) -> anyhow::Result<()> {
-    for pid in &guest.pids {
-        let mappings = Mapping::read_all(*pid)?;
-        let regions = RegionMap::new(Some(guest), &mappings);
-        let is_cold = |n: usize, mapping: &Mapping| {
-            let is_ram = !guest.kind.is_vm() || regions.region_of(n) == Region::GuestRam;
-            let is_plain = !mapping.shared && mapping.inode == 0 && !mapping.hugetlb && !mapping.has_flag(b"lo");
-            is_ram && is_plain && !holds_folded_pages(mapping) && mapping.usage.anonymous_bytes > 0
-        };
-        let cold = mappings.iter().enumerate().filter(|(n, mapping)| is_cold(*n, mapping));
-        let ranges: Vec<_> = cold.map(|(_, mapping)| mapping.start.0..mapping.end.0).collect();
-        act::page_out(&ProcessId::of(*pid)?, &ranges)?;
-    }
-    Ok(())
-}
-
-/// Private memory of a guest's processes in frames, and in swap.
-pub fn private_and_swapped(guest: &Guest) -> (u64, u64) {
-    let all = guest.pids.iter().filter_map(|pid| Usage::of(*pid).ok());
-    all.fold((0, 0), |(private, swapped), usage| {
-        (usage.uss_bytes.saturating_add(private), usage.swap_bytes.saturating_add(swapped))
-    })
 }
 
 #[cfg(test)]

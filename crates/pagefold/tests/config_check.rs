@@ -25,6 +25,7 @@ fn dangerous_and_ineffective_parts_are_told() {
         (&api, "plain text"),
         ("[[guest]]\nname = 'a-*'\nguaranteed = '1G'", "1 [[guest]] without [balance] have no effect"),
         ("[balance]\n[[guest]]\nname = 'nobody-*'\nguaranteed = '1G'", "\"nobody-*\" is no guest of this host now"),
+        ("[park]\nidle = '10m'\ngroups = ['nope']", "[park] groups: there is no [[group]] with the name \"nope\""),
         ("[[group]]\nname = 'a'\n[[enrol]]\ngroup = 'a'\ncgroup = '/*'", "the system's own services among them"),
         (
             "[[group]]\nname = 'a'\n[[enrol]]\ngroup = 'a'\ncgroup = '/nope/x'",

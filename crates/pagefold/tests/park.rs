@@ -55,18 +55,19 @@ fn parked_program_is_folded_stands_still_and_goes_on_with_all_it_had() {
     ] {
         assert_eq!(member.tell(line), "ok");
     }
-    until(60, "what is equal is folded", || folded_pages(&service.show("acme"), "a") == 600);
     let pid = member.pid().to_string();
     let parked = json_of(&service.pagefold(&["park", &pid, "--json"]));
     assert_documented(&["pagefold park"], &parked);
     // A thread that is running when the signal is sent stops when it next enters the kernel.
     until(10, "it stands still", || state(member.pid()) == 'T');
-    // They stay so while the agent stands still, too.
-    assert_eq!(folded_pages(&service.show("acme"), "a"), 600);
+    // It was written just before, and its agent stands still with it.
+    let folded = folded_pages(&service.show("acme"), "a");
+    assert!((600 - 64..=600).contains(&folded), "{folded} pages: {parked}");
     let (guest, memory) = (&parked["parked"][0]["guest"], &parked["parked"][0]["memory"]);
     // Without swap it keeps what it holds alone, and is told so.
     let is_less = number(&memory["private_bytes"]) < number(&memory["private_before_bytes"]);
     assert!(memory["problem"].as_str().map_or(is_less, |why| why.contains("no swap")), "{parked}");
+    assert!(memory["not_folded"].is_null(), "{parked}");
     let listed = json_of(&service.pagefold(&["park", "--list", "--json"]));
     assert_documented(&["pagefold park"], &listed);
     assert_eq!(listed["parked"][0]["guest"], *guest);

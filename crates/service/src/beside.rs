@@ -1,6 +1,6 @@
 //! Commands of `pagefold` that are kept running beside the supervisor, as the configuration wants them. One balances
-//! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`). A third one writes
-//! sketches of guests (`[sketch]`): it becomes `pagefold-place`.
+//! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`). A third one parks guests that are
+//! idle (`[park]`). A fourth one writes sketches of guests (`[sketch]`): it becomes `pagefold-place`.
 //!
 //! ```text
 //!   not wanted --> none
@@ -9,7 +9,7 @@
 //!
 //! Each asks this service as any client does. Its standard input is a pipe of the supervisor's: when that closes, it
 //! ends. Wherever the one that balances ends, each guest has a size that a plan allowed. Processes that were attached stay
-//! so.
+//! so. Guests that were being parked go on, and those that are parked stay so.
 
 use super::backoff::Backoff;
 use super::helper;

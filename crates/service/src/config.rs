@@ -7,6 +7,7 @@
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::enrol_config::{MOST_RULES, WrittenEnrol};
 use crate::sketch_config::{Sketch, WrittenSketch};
+use crate::park_config::{Park, WrittenPark};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};
@@ -54,6 +55,8 @@ pub struct Config {
     pub api: Option<Api>,
     /// Memory between guests; `None`: it is left as it is.
     pub balance: Option<Balance>,
+    /// Guests that are parked when they are idle; `None`: none is.
+    pub park: Option<Park>,
     /// Parts `[[guest]]` that have no effect, since there is no `[balance]`.
     pub vain_guarantees: usize,
     /// Sketches of guests' contents; `None`: there are none.
@@ -111,6 +114,7 @@ struct Written {
     api: Option<WrittenApi>,
     balance: Option<WrittenBalance>,
     sketch: Option<WrittenSketch>,
+    park: Option<WrittenPark>,
     #[serde(default)]
     guest: Vec<WrittenGuest>,
     #[serde(default)]
@@ -254,6 +258,7 @@ impl Config {
         let vain_guarantees = if written.balance.is_none() { written.guest.len() } else { 0 };
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
         let sketch = written.sketch.map(WrittenSketch::check).transpose()?;
+        let park = written.park.map(WrittenPark::check).transpose()?;
         let takes = |via| match via {
             Via::Agent if without_prover => Err("attaching takes a prover, and [service] has prover = false"),
             Via::Ksm if !one_trust_domain => Err(NOT_ONE_DOMAIN),
@@ -269,6 +274,7 @@ impl Config {
             worker_uids,
             api,
             balance,
+            park,
             vain_guarantees,
             sketch,
             enrol,
@@ -496,6 +502,7 @@ mod tests {
             ("api", "[api]", &example["api"]),
             ("balance", "[balance]", &example["balance"]),
             ("sketch", "[sketch]", &example["sketch"]),
+            ("park", "[park]", &example["park"]),
             ("guest", "[[guest]]", &example["guest"][0]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),
             ("enrol", "[[enrol]]", &example["enrol"][0]),
@@ -542,6 +549,11 @@ mod tests {
             ("[balance]\npolicy = 'fair'".to_owned(), "line 2: there is no policy \"fair\"; use working-set"),
             ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
             ("[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(), "line 3: a pattern must not be empty"),
+            ("[park]\nidle = '10m'".to_owned(), "line 2, idle: name guests (only) or groups"),
+            ("[park]\nonly = ['a']".to_owned(), "missing field `idle`"),
+            ("[park]\nidle = 'long'\nonly = ['a']".to_owned(), "line 2, idle: \"long\" is no time"),
+            ("[park]\nidle = '0'\nonly = ['a']".to_owned(), "line 2, idle: a guest is looked at for a second"),
+            ("[park]\nidle = '1m'\ngroups = ['-']".to_owned(), "line 3, groups: group name \"-\""),
             ("[[guest]]\nname = 'a'\nguaranteed = 'much'".to_owned(), "line 3, guaranteed: unknown unit"),
             ("[[guest]]\nguaranteed = '1M'".to_owned(), "missing field `name`"),
         ] {

@@ -40,6 +40,7 @@ mod handed;
 pub mod helper;
 mod hidden;
 mod orphans;
+mod park_config;
 mod prover;
 mod registry;
 mod reload;

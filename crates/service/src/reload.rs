@@ -7,6 +7,7 @@
 //! | `[[enrol]]` | at once: processes that fit are attached within seconds; members stay members |
 //! | `reserve`, `one-trust-domain`, tokens, `control` | at once |
 //! | `[balance]`, `[[guest]]`, `[sketch]` | at once: the process for it is started again |
+//! | `[park]` | at once: the process that parks is started again. Guests that are parked stay so |
 //! | all else in `[service]` and `[api]` | by the next service |
 
 use super::config::{Api, Config, GroupConfig};

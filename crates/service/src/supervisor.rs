@@ -8,6 +8,7 @@ use super::entrances::{Entrance, Entrances, To};
 use super::group::{Group, Heard};
 use super::handed::Handed;
 use super::hidden;
+use super::park_config::Park;
 use super::prover::Prover;
 use super::registry::Registry;
 use super::requests::Clients;
@@ -74,6 +75,7 @@ pub struct Supervisor {
     web: Web,
     balancer: Beside,
     sketcher: Beside,
+    parker: Beside,
     enroller: Beside,
     signals: Signals,
     /// Control groups of workers that have ended.
@@ -102,6 +104,7 @@ impl Supervisor {
         let balancer =
             Beside::new(&place, "balancing memory between guests", config.balance.as_ref().map(Balance::arguments));
         let sketcher = Beside::new(&place, "sketching guests", config.sketch.as_ref().map(Sketch::arguments));
+        let parker = Beside::new(&place, "parking idle guests", config.park.as_ref().map(Park::arguments));
         let enroller = Beside::new(&place, "enrolling processes by rules", None);
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
@@ -113,6 +116,7 @@ impl Supervisor {
             web,
             balancer,
             sketcher,
+            parker,
             enroller,
             signals,
             leftover: Vec::new(),
@@ -220,6 +224,7 @@ impl Supervisor {
             .chain(self.web.start_at(now))
             .chain(self.balancer.start_at(now))
             .chain(self.sketcher.start_at(now))
+            .chain(self.parker.start_at(now))
             .chain(self.enroller.start_at(now))
             .chain([next_tick])
             .chain(self.entrances.due(now))
@@ -255,6 +260,7 @@ impl Supervisor {
                         self.web.child_ended(pid, status);
                         self.balancer.child_ended(pid, status);
                         self.sketcher.child_ended(pid, status);
+                        self.parker.child_ended(pid, status);
                         self.enroller.child_ended(pid, status);
                     }
                 }
@@ -439,6 +445,7 @@ impl Supervisor {
         self.start_web(now);
         self.balancer.start_if_due(now);
         self.sketcher.start_if_due(now);
+        self.parker.start_if_due(now);
         self.enroller
             .set(self.wants_enroller().then(|| ["enrol", "apply", "--until-hangup"].map(str::to_owned).into()));
         self.enroller.start_if_due(now);
@@ -512,6 +519,7 @@ impl Supervisor {
             Ok(config) => {
                 self.balancer.set(config.balance.as_ref().map(Balance::arguments));
                 self.sketcher.set(config.sketch.as_ref().map(Sketch::arguments));
+                self.parker.set(config.park.as_ref().map(Park::arguments));
                 self.registry.reload(config);
                 if let Some(api) = &self.registry.config.api {
                     self.web.set(api);
@@ -595,6 +603,7 @@ impl Supervisor {
         self.web.end();
         self.balancer.end();
         self.sketcher.end();
+        self.parker.end();
         self.enroller.end();
         // All that must not be lost was written when it was decided.
         self.write_state();

@@ -3,6 +3,7 @@
 use super::*;
 use act::{MemberMemory, Purpose};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use wire::Why;
 
 fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
     list.iter().map(|&(page, pages)| PageRange { start: HostVirt(page << 12), pages }).collect()
@@ -193,6 +194,35 @@ fn pages_that_were_not_written_for_a_round_are_reported_once() {
         }
         table::lock().forget(memory.range());
     }
+}
+
+/// A parker took such pages for ones that nothing is to be folded of.
+#[test]
+fn pages_that_no_round_has_seen_are_young_and_asking_brings_a_round() {
+    if !crate::testing::alone("round::tests::pages_that_no_round_has_seen_are_young_and_asking_brings_a_round") {
+        return;
+    }
+    let Ok(guard) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no userfaultfd") };
+    table::lock().follow_forks(true);
+    let pagemap = Pagemap::open(std::process::id()).unwrap();
+    let (memory, mut rounds) = (written(3), Rounds::new(true, true).unwrap());
+    let why = |rounds: &mut Rounds| rounds.why(&pagemap, &[memory.range()]);
+    assert_eq!(why(&mut rounds), [Why::Young; 3], "nobody watches them");
+    round(&mut rounds, &guard, &memory, None);
+    assert_eq!(why(&mut rounds), [Why::Young; 3]);
+    while !rounds.due_in(Instant::now()).is_zero() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rounds.look(&pagemap, Some(&guard), None, false).unwrap();
+    assert_eq!(why(&mut rounds), [Why::Young; 3], "they are still to be fingerprinted");
+    assert_eq!(round(&mut rounds, &guard, &memory, None), [0, 1, 2]);
+    assert_eq!(why(&mut rounds), [Why::Other; 3]);
+    write(&memory, 1, 50);
+    rest_long(&mut rounds);
+    assert!(rounds.due_in(Instant::now()) > Duration::from_secs(5));
+    assert_eq!(why(&mut rounds), [Why::Other, Why::Young, Why::Other]);
+    assert!(rounds.due_in(Instant::now()) < Duration::from_secs(5));
+    table::lock().forget(memory.range());
 }
 
 /// MariaDB reserves eight terabytes. A round looked at each of its two million pieces by a call of its own.

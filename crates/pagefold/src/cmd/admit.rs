@@ -9,6 +9,7 @@ use cli::exit::{Outcome, Stop};
 use cli::journal::By;
 use cli::output;
 use cli::size::{bytes, parse_bytes, plural};
+use cli::time::parse_seconds;
 use start::Store;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -69,17 +70,7 @@ pub struct Args {
 }
 
 fn parse_hold(text: &str) -> Result<u64, String> {
-    parse_time(text, MOST_HOLD_S)
-}
-
-/// `60s`, `10m`, `1h` or `60`, in seconds
-pub fn parse_time(text: &str, most_s: u64) -> Result<u64, String> {
-    let units = [('h', 3600), ('m', 60), ('s', 1)];
-    let (number, each) =
-        units.iter().find_map(|(unit, each)| Some((text.strip_suffix(*unit)?, *each))).unwrap_or((text, 1));
-    let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(each));
-    let seconds = seconds.filter(|seconds| *seconds <= most_s);
-    seconds.ok_or_else(|| format!("{text:?} is no time up to {most_s}s: write 60s or 5m"))
+    parse_seconds(text, MOST_HOLD_S)
 }
 
 /// Runs the command.
@@ -180,7 +171,6 @@ mod tests {
     #[test]
     fn hold_is_in_seconds_or_minutes() {
         assert_eq!(["0", "60", "60s", "10m"].map(parse_hold), [Ok(0), Ok(60), Ok(60), Ok(600)]);
-        assert_eq!([parse_time("2h", 7200), parse_time("3", 7200)], [Ok(7200), Ok(3)]);
         assert!(
             ["", "s", "-1", "11m", "1h", "601s", "18446744073709551615m"].iter().all(|text| parse_hold(text).is_err())
         );

@@ -2,24 +2,30 @@
 
 mod idle;
 
-use super::admit::parse_time;
 use super::which::Which;
 use anyhow::Context;
-use api::name;
+use api::place::Place;
 use cli::exit::{Outcome, Stop};
 use cli::size::bytes;
+use cli::time::parse_seconds;
 use cli::{output, say};
 use guest::Guest;
-use lend::{Ledger, NOTES_WITHIN, Parked, Parking, Shrunk};
+use host::ProcessId;
+use lend::{Held, Ledger, NOTES_WITHIN, Parked, Parking, Shrunk};
 use serde::Serialize;
 use serde_json::json;
 use start::Clones;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use survey::Selection;
 
 /// Longest time for which guests are looked at, in seconds: 1 day.
 const MOST_IDLE_S: u64 = 86_400;
+/// Most characters of a reason for the journal.
+const MOST_WHY: usize = 200;
 
 /// Arguments of `pagefold park`.
 #[derive(clap::Args)]
@@ -39,15 +45,20 @@ pub struct ParkArgs {
     /// Park all guests that are idle for so long
     #[arg(long, value_name = "TIME", conflicts_with = "guest", value_parser = parse_idle)]
     idle: Option<u64>,
-    /// Of this group alone
-    #[arg(long, value_name = "GROUP", requires = "idle", value_parser = name::parse_group)]
-    group: Option<String>,
+    #[command(flatten)]
+    meant: idle::Meant,
     /// Show guests that are parked
     #[arg(long, conflicts_with_all = ["guest", "idle"])]
     list: bool,
     /// Longest time for folding what is equal
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=3600))]
     fold_for: u64,
+    /// Reason for the journal
+    #[arg(long, value_name = "TEXT", value_parser = parse_why)]
+    why: Option<String>,
+    /// Go on, and park each guest as soon as it has been idle for so long, until the standard input closes
+    #[arg(long, hide = true, requires = "idle")]
+    until_hangup: bool,
     #[command(flatten)]
     service: Which,
     /// Print JSON
@@ -57,6 +68,10 @@ pub struct ParkArgs {
 
 /// Arguments of `pagefold wake`.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagefold wake web-7
+  pagefold wake web-7 -- systemd-socket-proxyd 10.0.0.7:80   becomes this program. The guest is not parked while that runs")]
 pub struct WakeArgs {
     /// The guest, by id, name or pid
     #[arg(required_unless_present = "all")]
@@ -67,18 +82,31 @@ pub struct WakeArgs {
     /// Longest wait for a clone's helper to set its clock
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=600))]
     clock_within: u64,
+    /// Reason for the journal
+    #[arg(long, value_name = "TEXT", value_parser = parse_why)]
+    why: Option<String>,
     #[command(flatten)]
     service: Which,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Program to execute then, with its arguments. Until it has ended, the guest is not parked
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with = "all")]
+    program: Vec<OsString>,
 }
 
 fn parse_idle(text: &str) -> Result<u64, String> {
-    match parse_time(text, MOST_IDLE_S)? {
+    match parse_seconds(text, MOST_IDLE_S)? {
         0 => Err("a guest is looked at for a second at least".into()),
         seconds => Ok(seconds),
     }
+}
+
+fn parse_why(text: &str) -> Result<String, String> {
+    if text.chars().count() > MOST_WHY {
+        return Err(format!("a reason has {MOST_WHY} characters at most"));
+    }
+    Ok(cli::printable(text))
 }
 
 /// The end of parking a guest.
@@ -98,12 +126,26 @@ pub fn park(args: &ParkArgs) -> anyhow::Result<Outcome> {
     // Nobody else may have notes there by which guests are stopped and woken.
     place.make()?;
     host::note_interrupts().context("cannot catch signals")?;
-    let find = || Selection::default().resolve(&|| args.service.members());
-    let guests = match (&args.guest, args.idle) {
-        (Some(name), _) => vec![named(find()?, name)?],
-        (None, idle) => idle::found(&find, args.group.as_deref(), Duration::from_secs(idle.unwrap_or(0)))?,
+    let find = || find(&args.service);
+    let patience = Duration::from_secs(args.fold_for);
+    let idle_for = Duration::from_secs(args.idle.unwrap_or(0));
+    if args.until_hangup {
+        idle::park_on(&find, &args.meant, idle_for, &place, patience)?;
+        return Ok(Outcome::Done);
+    }
+    let why = args.why.clone().unwrap_or_else(|| match args.idle {
+        None => "a command asked for it".to_owned(),
+        Some(seconds) => idle::words(seconds),
+    });
+    let guests = match &args.guest {
+        Some(name) => vec![named(find()?, name)?],
+        None => {
+            let mut idle = idle::found(&find, &args.meant, idle_for)?;
+            idle.truncate(args.meant.room(parked(place.dir())?.len()));
+            idle
+        }
     };
-    let all = park_all(place.dir(), &guests, Duration::from_secs(args.fold_for));
+    let all = park_all(&place, &guests, patience, &why);
     if args.json {
         output::line(serde_json::to_string_pretty(&json!({"parked": all}))?)?;
     }
@@ -117,34 +159,40 @@ pub fn park(args: &ParkArgs) -> anyhow::Result<Outcome> {
     Ok(if all.iter().all(|done| done.problem.is_none()) { Outcome::Done } else { Outcome::Partial })
 }
 
+/// All guests of the host, with members of the service.
+fn find(service: &Which) -> anyhow::Result<Vec<Guest>> {
+    Selection::default().resolve(&|| service.members())
+}
+
 /// Parks guests, each as far as it goes.
-fn park_all(service: &Path, guests: &[Guest], patience: Duration) -> Vec<Done> {
-    let before: Vec<u64> = guests.iter().map(|guest| lend::private_and_swapped(guest).0).collect();
+fn park_all(place: &Place, guests: &[Guest], patience: Duration, why: &str) -> Vec<Done> {
+    let before: Vec<Held> = guests.iter().map(Held::of).collect();
+    let mut not_folded = vec![None; guests.len()];
     // The agent of a program stands still with it. That of a VM goes on.
-    let fold = |are_vms: bool| {
-        let is_folded = |guest: &&Guest| guest.kind.is_vm() == are_vms && guest.facts.folded_in.is_some();
-        let members: Vec<Guest> = guests.iter().filter(is_folded).cloned().collect();
-        if !members.is_empty() {
-            lend::until_folded(&members, patience);
+    let mut fold = |are_meant: &dyn Fn(usize) -> bool| {
+        let meant: Vec<usize> = (0..guests.len()).filter(|n| are_meant(*n)).collect();
+        let all: Vec<Guest> = meant.iter().map(|n| guests[*n].clone()).collect();
+        for (n, why) in meant.into_iter().zip(lend::until_folded(place, &all, patience)) {
+            not_folded[n] = why;
         }
     };
-    fold(false);
-    let stopped: Vec<anyhow::Result<Parked>> = guests.iter().map(|guest| stop(service, guest)).collect();
-    if stopped.iter().any(|stopped| stopped.as_ref().is_ok_and(Parked::is_vm)) {
-        fold(true);
-    }
-    let settled = guests.iter().zip(stopped).zip(before).map(|((guest, stopped), before)| {
-        let settled = stopped.and_then(|parked| settle(service, guest, &parked, before));
+    fold(&|n| !guests[n].kind.is_vm());
+    let stopped: Vec<anyhow::Result<Parked>> = guests.iter().map(|guest| stop(place.dir(), guest, why)).collect();
+    fold(&|n| guests[n].kind.is_vm() && stopped[n].is_ok());
+    let settled = guests.iter().zip(stopped).zip(before.into_iter().zip(not_folded));
+    let settled = settled.map(|((guest, stopped), held)| {
+        let settled = stopped.and_then(|parked| settle(place.dir(), guest, &parked, held));
         let problem = settled.as_ref().err().map(|why| format!("{why:#}"));
         Done { guest: guest.id.clone(), memory: settled.ok(), problem }
     });
     settled.collect()
 }
 
-fn stop(service: &Path, guest: &Guest) -> anyhow::Result<Parked> {
-    let turn = Ledger::open(service)?.take_turn()?;
+fn stop(service: &Path, guest: &Guest, why: &str) -> anyhow::Result<Parked> {
+    let mut ledger = Ledger::open(service)?;
+    let turn = ledger.take_turn()?;
     check_interrupts()?;
-    Parking::lock(service, NOTES_WITHIN)?.park(guest, &turn)
+    Parking::lock(service, NOTES_WITHIN)?.park(guest, &ledger, &turn, why)
 }
 
 fn check_interrupts() -> anyhow::Result<()> {
@@ -152,9 +200,15 @@ fn check_interrupts() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has memory of a guest that stands still written to swap, and leaves it parked. Without that it goes on.
-fn settle(service: &Path, guest: &Guest, parked: &Parked, before_bytes: u64) -> anyhow::Result<Shrunk> {
-    let shrunk = check_interrupts().map(|()| lend::shrink(guest, before_bytes));
+/// Has memory of a guest that stands still written to swap, and leaves it parked. Without that it goes on. `held` is what it held
+/// before, and why folding was not over.
+fn settle(
+    service: &Path,
+    guest: &Guest,
+    parked: &Parked,
+    (before, not_folded): (Held, Option<String>),
+) -> anyhow::Result<Shrunk> {
+    let shrunk = check_interrupts().map(|()| lend::shrink(guest, before, not_folded));
     anyhow::ensure!(parked.is_alive(), "{} has ended", cli::printable(&parked.guest));
     let parking = Parking::lock(service, NOTES_WITHIN)?;
     let kept = shrunk.and_then(|shrunk| {
@@ -165,10 +219,12 @@ fn settle(service: &Path, guest: &Guest, parked: &Parked, before_bytes: u64) -> 
 }
 
 fn text(guest: &str, shrunk: &Shrunk) -> String {
-    let [before, after, swapped] = [shrunk.private_before_bytes, shrunk.private_bytes, shrunk.swapped_bytes].map(bytes);
-    let problem = shrunk.problem.as_ref().map_or_else(String::new, |problem| format!("{problem}\n"));
+    let [before, after, swapped] =
+        [shrunk.private_before_bytes, shrunk.held.private_bytes, shrunk.held.swapped_bytes].map(bytes);
+    let reasons = [&shrunk.not_folded, &shrunk.problem].into_iter().flatten();
+    let reasons: String = reasons.map(|why| format!("{why}\n")).collect();
     let guest = cli::printable(guest);
-    format!("{guest} stands still: it held {before} alone, and holds {after}; {swapped} are in swap\n{problem}")
+    format!("{guest} stands still: it held {before} alone, and holds {after}; {swapped} are in swap\n{reasons}")
 }
 
 /// The guest that is meant. Owners of guests choose names, so one that several have means none of them.
@@ -196,7 +252,7 @@ fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
         return Ok(Vec::new());
     }
     // Nobody else may have notes there by which guests are woken.
-    api::place::Place::at(service).make()?;
+    Place::at(service).make()?;
     Parking::lock(service, NOTES_WITHIN)?.list()
 }
 
@@ -221,18 +277,22 @@ fn parked_s(parked: &Parked) -> u64 {
 /// Runs `pagefold wake`.
 pub fn wake(args: &WakeArgs) -> anyhow::Result<Outcome> {
     let place = args.service.meant().place();
-    let mut all = parked(place.dir())?;
-    if let Some(name) = &args.guest {
-        let pid = name.parse().ok();
-        let is_it = |parked: &Parked| parked.guest == *name || parked.name == *name || pid == Some(parked.process.pid);
-        all.retain(is_it);
-        if all.is_empty() {
-            return Err(Stop::Usage(format!("{} is not parked", cli::printable(name))).into());
-        }
+    let mut all = meant_to_wake(args, &place)?;
+    if let Some(name) = args.guest.as_ref().filter(|_| !args.program.is_empty()) {
+        keep_awake(&place, &all, name, &args.service)?;
+        // It may have been parked before that.
+        all = meant_to_wake(args, &place)?;
+    } else if let Some(name) = args.guest.as_ref().filter(|_| all.is_empty()) {
+        return Err(Stop::Usage(format!("{} is not parked", cli::printable(name))).into());
     }
+    let why = match &args.why {
+        Some(why) => why.as_str(),
+        None if args.program.is_empty() => "a command asked for it",
+        None => "a program is about to use it",
+    };
     let mut outcome = Outcome::Done;
     for parked in &all {
-        let woken = Parking::lock(place.dir(), NOTES_WITHIN).and_then(|parking| parking.wake(parked));
+        let woken = Parking::lock(place.dir(), NOTES_WITHIN).and_then(|parking| parking.wake(parked, why));
         if let Err(why) = woken {
             say!("pagefold: {why:#}");
             outcome = Outcome::Partial;
@@ -240,7 +300,37 @@ pub fn wake(args: &WakeArgs) -> anyhow::Result<Outcome> {
         }
         show_woken(parked, Duration::from_secs(args.clock_within), args.json)?;
     }
-    Ok(outcome)
+    match args.program.split_first() {
+        Some((program, words)) if outcome == Outcome::Done => {
+            let why = Command::new(program).args(words).exec();
+            Err(why).with_context(|| format!("cannot execute {}", Path::new(program).display()))
+        }
+        _ => Ok(outcome),
+    }
+}
+
+/// Parked guests of the name that is given, or all.
+fn meant_to_wake(args: &WakeArgs, place: &Place) -> anyhow::Result<Vec<Parked>> {
+    let mut all = parked(place.dir())?;
+    if let Some(name) = &args.guest {
+        let pid = name.parse().ok();
+        let is_it = |parked: &Parked| parked.guest == *name || parked.name == *name || pid == Some(parked.process.pid);
+        all.retain(is_it);
+    }
+    Ok(all)
+}
+
+/// Keeps guests that are parked, or else the one of this name, from being parked. It lasts as long as this process, whatever program that
+/// executes.
+fn keep_awake(place: &Place, parked: &[Parked], name: &str, service: &Which) -> anyhow::Result<()> {
+    place.make()?;
+    let mut guests: Vec<ProcessId> = parked.iter().map(|parked| parked.process).collect();
+    if guests.is_empty() {
+        let guest = named(find(service)?, name)?;
+        guests.push(ProcessId::of(*guest.pids.first().context("a guest without a process")?)?);
+    }
+    let (parking, own) = (Parking::lock(place.dir(), NOTES_WITHIN)?, ProcessId::of(std::process::id())?);
+    guests.into_iter().try_for_each(|guest| parking.keep_awake(guest, own))
 }
 
 fn show_woken(parked: &Parked, clock_within: Duration, as_json: bool) -> anyhow::Result<()> {

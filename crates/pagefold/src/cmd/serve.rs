@@ -86,6 +86,12 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   name = \"acme-*\"
   guaranteed = \"256M\"
 
+  [park]                           # optional: guests that do nothing stand still, until pagefold wake
+  idle = \"10m\"                     # for so long
+  only = [\"acme-*\"]                # names or ids; these or groups have to be named
+  groups = [\"acme\"]
+  most = 100                       # at a time
+
 When it is told to end (SIGTERM, SIGINT), members run on, and workers go on for 30 s, so that a
 new service can take them over without any loss: stop and start it to upgrade. SIGHUP has it read
 its configuration again, and says what of it only the next service takes over. When it is killed, workers go on until a new one takes over. What was changed by `pagefold group set` outlives a

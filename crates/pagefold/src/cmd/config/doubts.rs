@@ -13,6 +13,7 @@ pub fn of(config: &Config) -> Vec<String> {
         host::pids().unwrap_or_default().into_iter().filter_map(|pid| Process::read(pid).ok()).collect();
     let mut doubts: Vec<String> = [reserve(config), within(config), listen(config)].into_iter().flatten().collect();
     doubts.extend(guarantees(config));
+    doubts.extend(parking(config));
     doubts.extend(enrolments(config, &processes));
     for (name, group) in config.groups.iter().flatten() {
         let is_vain = |rule: &&ProcessRule| !processes.iter().any(|process| rule.fits(process.uid, process));
@@ -60,6 +61,17 @@ fn guarantees(config: &Config) -> Vec<String> {
     let is_vain = |glob: &Glob| !guests.iter().any(|guest| glob.matches(&guest.id) || glob.matches(&guest.name));
     let vain = balance.guaranteed.iter().filter(|(glob, _)| glob.parse::<Glob>().is_ok_and(|glob| is_vain(&glob)));
     vain.map(|(glob, _)| format!("[[guest]] name = \"{glob}\" is no guest of this host now")).collect()
+}
+
+fn parking(config: &Config) -> Vec<String> {
+    let Some(park) = &config.park else { return Vec::new() };
+    let has_group = |name: &String| config.groups.as_ref().is_some_and(|groups| groups.contains_key(name));
+    let unknown = park.groups.iter().filter(|group| !has_group(group));
+    let unknown = unknown.map(|group| format!("[park] groups: there is no [[group]] with the name \"{group}\""));
+    let no_swap = (host::total_swap_bytes() == 0).then(|| {
+        "[park]: this host has no swap (nor zram), so memory that parked guests hold alone stays in frames".to_owned()
+    });
+    unknown.chain(no_swap).collect()
 }
 
 fn enrolments(config: &Config, processes: &[Process]) -> Vec<String> {

@@ -1,7 +1,12 @@
 //! Guests that do nothing.
 
-use guest::{Guest, GuestKind};
+use super::{park_all, text};
+use api::name;
+use api::place::Place;
+use cli::note;
+use guest::{Glob, Guest, GuestKind};
 use host::ProcessId;
+use lend::{NOTES_WITHIN, Parking};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -10,51 +15,181 @@ use std::time::{Duration, Instant};
 const IDLE_PART: u32 = 20;
 /// Time between two looks: 1 minute. A guest has to be idle between all of them.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// Most guests that are parked together: 8. Others wait for the next look.
+const AT_ONCE: usize = 8;
 /// Longest wait before it is seen that this command was interrupted: 100 ms.
 const WAKE_EVERY: Duration = Duration::from_millis(100);
+
+/// Guests that are meant: all, unless some are named.
+#[derive(clap::Args)]
+pub struct Meant {
+    /// Of this group alone; may be given more than once
+    #[arg(long, value_name = "GROUP", requires = "idle", value_parser = name::parse_group)]
+    group: Vec<String>,
+    /// Those alone whose id or name matches; may be given more than once
+    #[arg(long, value_name = "GLOB", requires = "idle")]
+    only: Vec<Glob>,
+    /// Most guests that are parked at a time
+    #[arg(long, value_name = "N", requires = "idle")]
+    most: Option<usize>,
+}
+
+impl Meant {
+    /// Whether a guest is meant: a VM with QMP, or a program that is a member.
+    fn means(&self, guest: &Guest) -> bool {
+        let of_group = guest.facts.folded_in.as_deref().unwrap_or(&guest.group);
+        let is_named = |glob: &Glob| glob.matches(&guest.id) || glob.matches(&guest.name);
+        matches!(guest.kind, GuestKind::Qemu | GuestKind::Process)
+            && (self.group.is_empty() || self.group.iter().any(|group| group == of_group))
+            && (self.only.is_empty() || self.only.iter().any(is_named))
+    }
+
+    /// How many more may be parked.
+    pub fn room(&self, parked: usize) -> usize {
+        self.most.map_or(usize::MAX, |most| most.saturating_sub(parked))
+    }
+}
+
+/// The reason for the journal.
+pub fn words(idle_s: u64) -> String {
+    format!("it was idle for {idle_s} s")
+}
 
 /// A guest that may be idle, and its times at the last look.
 struct Candidate {
     guest: Guest,
     process: ProcessId,
     times: [Duration; 2],
-}
-
-/// Guests of a group, or of all, that are idle for so long: VMs with QMP, and programs that are members.
-pub fn found(
-    find: &dyn Fn() -> anyhow::Result<Vec<Guest>>,
-    group: Option<&str>,
-    time: Duration,
-) -> anyhow::Result<Vec<Guest>> {
-    let is_meant = |guest: &Guest| {
-        let of_group = guest.facts.folded_in.as_deref().unwrap_or(&guest.group);
-        matches!(guest.kind, GuestKind::Qemu | GuestKind::Process) && group.is_none_or(|group| group == of_group)
-    };
-    let candidate = |guest: Guest| {
-        let process = ProcessId { pid: *guest.pids.first()?, start_ticks: guest.facts.start_ticks };
-        Some(Candidate { process, times: times_of(&process)?, guest })
-    };
-    let mut all: Vec<Candidate> = find()?.into_iter().filter(is_meant).filter_map(candidate).collect();
-    let end = Instant::now() + time;
-    while Instant::now() < end && host::interrupted().is_none() {
-        let began = Instant::now();
-        let look = end.min(began + LOOK_EVERY);
-        while Instant::now() < look && host::interrupted().is_none() {
-            std::thread::sleep(WAKE_EVERY);
-        }
-        let most = began.elapsed() / IDLE_PART;
-        all.retain_mut(|one| one.is_idle(most));
-    }
-    Ok(all.into_iter().map(|one| one.guest).collect())
+    /// Since when it has been idle.
+    since: Instant,
 }
 
 impl Candidate {
-    /// Whether it has had, and wanted, so much processor time at most since the last look.
-    fn is_idle(&mut self, most: Duration) -> bool {
-        let Some(times) = times_of(&self.process) else { return false };
-        let before = std::mem::replace(&mut self.times, times);
-        times.iter().zip(before).all(|(time, before)| time.saturating_sub(before) <= most)
+    /// A guest that begins to be looked at; `None` where it has ended, or stands still.
+    fn new(guest: Guest, now: Instant) -> Option<Self> {
+        let process = ProcessId { pid: *guest.pids.first()?, start_ticks: guest.facts.start_ticks };
+        Some(Self { process, times: times_of(&process)?, since: now, guest })
     }
+
+    /// Whether it has had, and wanted, so much processor time at most since it was as `before`.
+    fn is_idle_since(&self, before: &Self, most: Duration) -> bool {
+        self.times.iter().zip(before.times).all(|(time, before)| time.saturating_sub(before) <= most)
+    }
+}
+
+/// Guests that are looked at.
+struct Watch {
+    known: Vec<Candidate>,
+    at: Instant,
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self { known: Vec::new(), at: Instant::now() }
+    }
+
+    /// Looks at these guests, and at no others any more.
+    fn look(&mut self, guests: impl Iterator<Item = Guest>) {
+        let now = Instant::now();
+        let most = (now - self.at) / IDLE_PART;
+        let mut all: Vec<Candidate> = guests.filter_map(|guest| Candidate::new(guest, now)).collect();
+        for one in &mut all {
+            let before = self.known.iter().find(|before| before.process == one.process);
+            if let Some(before) = before.filter(|before| one.is_idle_since(before, most)) {
+                one.since = before.since;
+            }
+        }
+        (self.known, self.at) = (all, now);
+    }
+
+    /// Guests that have been idle for so long, the longest idle one first.
+    fn idle_for(&self, time: Duration) -> Vec<Guest> {
+        let mut idle: Vec<&Candidate> = self.known.iter().filter(|one| self.at - one.since >= time).collect();
+        idle.sort_by_key(|one| one.since);
+        idle.into_iter().map(|one| one.guest.clone()).collect()
+    }
+
+    /// Takes in that a guest cannot be parked. It has to be idle for as long once more before that is tried again.
+    fn begin_anew(&mut self, guest: &str) {
+        let at = self.at;
+        self.known.iter_mut().filter(|one| one.guest.id == guest).for_each(|one| one.since = at);
+    }
+}
+
+/// Sleeps, unless this process is interrupted.
+fn rest(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end && host::interrupted().is_none() {
+        std::thread::sleep(WAKE_EVERY.min(end.saturating_duration_since(Instant::now())));
+    }
+}
+
+/// Guests that are meant and are idle for so long from here on.
+pub fn found(
+    find: &dyn Fn() -> anyhow::Result<Vec<Guest>>,
+    meant: &Meant,
+    time: Duration,
+) -> anyhow::Result<Vec<Guest>> {
+    let mut watch = Watch::new();
+    let look = |watch: &mut Watch| {
+        watch.look(find()?.into_iter().filter(|guest| meant.means(guest)));
+        anyhow::Ok(())
+    };
+    look(&mut watch)?;
+    let end = Instant::now() + time;
+    while Instant::now() < end && host::interrupted().is_none() {
+        rest(LOOK_EVERY.min(end.saturating_duration_since(Instant::now())));
+        look(&mut watch)?;
+    }
+    Ok(watch.idle_for(time))
+}
+
+/// Parks guests that are meant as soon as they have been idle for so long, until this process is interrupted or its standard input closes.
+///
+/// # Errors
+/// Notes of parked guests cannot be used.
+pub fn park_on(
+    find: &dyn Fn() -> anyhow::Result<Vec<Guest>>,
+    meant: &Meant,
+    time: Duration,
+    place: &Place,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let own = ProcessId::of(std::process::id())?;
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        // Guests that are being parked go on.
+        own.terminate();
+    });
+    let (mut watch, why) = (Watch::new(), words(time.as_secs()));
+    while host::interrupted().is_none() {
+        let found = find();
+        let parking = Parking::lock(place.dir(), NOTES_WITHIN)?;
+        let parked: Vec<ProcessId> = parking.list()?.into_iter().map(|parked| parked.process).collect();
+        let is_free = |process: ProcessId| !parked.contains(&process) && parking.holder_of(process).is_none();
+        let process = |guest: &Guest| guest.pids.first().copied().and_then(|pid| ProcessId::of(pid).ok());
+        let is_meant = |guest: &Guest| meant.means(guest) && process(guest).is_some_and(is_free);
+        match found {
+            Ok(guests) => watch.look(guests.into_iter().filter(is_meant)),
+            // The service may be starting again.
+            Err(e) => note!("idle guests: {e:#}"),
+        }
+        drop(parking);
+        let mut idle = watch.idle_for(time);
+        idle.truncate(meant.room(parked.len()).min(AT_ONCE));
+        for done in park_all(place, &idle, patience, &why) {
+            match (done.problem, done.memory) {
+                (Some(problem), _) => {
+                    note!("{problem}");
+                    watch.begin_anew(&done.guest);
+                }
+                (None, Some(memory)) => note!("{}", text(&done.guest, &memory).trim_end().replace('\n', "; ")),
+                (None, None) => {}
+            }
+        }
+        rest(LOOK_EVERY.min(time / 2));
+    }
+    Ok(())
 }
 
 /// Processor time of a process, with threads that have ended; and what its threads have had or waited for, since others had it. `None`
