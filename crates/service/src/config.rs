@@ -6,8 +6,8 @@
 
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::enrol_config::{MOST_RULES, WrittenEnrol};
-use crate::sketch_config::{Sketch, WrittenSketch};
 use crate::park_config::{Park, WrittenPark};
+use crate::sketch_config::{Sketch, WrittenSketch};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
 use api::control::{Fold, Settings, ZeroPolicy};

@@ -1,11 +1,11 @@
 //! `pagefold ksm`: drives ksmd, the kernel's own merger, on a host of one trust domain.
 
-use super::admit::parse_time;
 use anyhow::Context;
 use balance::ksm::{Bounds, Rule};
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use cli::size::{count, parse_bytes, signed_bytes};
+use cli::time::parse_seconds;
 use lend::ksmd::{self, Driving, Look, Status};
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ fn parse_rule(text: &str) -> Result<Rule, String> {
 }
 
 fn parse_window(text: &str) -> Result<u64, String> {
-    match parse_time(text, MOST_S)? {
+    match parse_seconds(text, MOST_S)? {
         0 => Err("a second is the least".into()),
         seconds => Ok(seconds),
     }
