@@ -5,6 +5,7 @@ pub mod fleet;
 pub mod place;
 pub mod sketch;
 pub mod suggest;
+pub mod weigh;
 
 use ::place::fleet::{Collector, Fleet};
 use ::place::table::{self, Source};

@@ -28,3 +28,4 @@ pub mod suggest;
 pub mod summary;
 pub mod table;
 pub mod theta;
+pub mod weigh;

@@ -30,6 +30,9 @@ enum Command {
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+    /// Memory of one guest, for pagefold migrate --dry-run
+    #[command(hide = true)]
+    Weigh(command::weigh::Args),
     /// Means of guests by kind, for simulated fleets
     #[command(hide = true)]
     Kinds(command::bench::KindsArgs),
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Fleet(args) => command::fleet::run(&args),
         Command::Group(Group::Suggest(args)) => command::suggest::run(&args),
         Command::Bench(Bench::Place(args)) => command::bench::run(&args),
+        Command::Weigh(args) => command::weigh::run(&args),
         Command::Kinds(args) => command::bench::kinds(&args),
     })
 }

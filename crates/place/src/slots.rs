@@ -47,34 +47,82 @@ impl Slots {
     /// # Errors
     /// A process has ended or may not be looked at, or there are too many.
     pub fn of(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
-        let (mut folded, mut looked_at, mut entries) = (Folded::default(), 0, Vec::new());
+        let mut folded = Folded::default();
         for &pid in &guest.pids {
-            let (mappings, pagemap) = (Mapping::read_all(pid)?, Pagemap::open(pid)?);
-            for mapping in mappings.iter().filter(|m| holds_folded_pages(m) && m.is_memory_file()) {
-                // One is open at a time: a process may map more files than may be open.
-                let path = mapping.file_path(pid);
-                let file = match File::open(&path) {
-                    // A member folds and unfolds while it is looked at.
-                    Err(e) if e.kind() == ErrorKind::NotFound => {
-                        folded.gone_mappings += 1;
-                        continue;
-                    }
-                    opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
-                };
+            folded.gone_mappings += each_stretch(pid, &|_| true, &mut |mapping, file, offset, entries| {
                 let known = self.contents.entry((mapping.device, mapping.inode)).or_default();
-                let mut at = mapping.offset;
-                while let Some((offset, pages)) = filled(&file, mapping, at) {
-                    looked_at += pages;
-                    ensure!(looked_at <= MOST_PAGES, "more than {MOST_PAGES} pages of a pool are mapped");
-                    let start = HostVirt(mapping.start.0 + (offset - mapping.offset));
-                    pagemap.read(start, pages, &mut entries)?;
-                    folded.add(&file, known, offset, &entries)?;
-                    at = offset + pages * PAGE_BYTES as u64;
-                }
-            }
+                folded.add(file, known, offset, entries)
+            })?;
         }
         Ok(folded)
     }
+}
+
+/// A slot: the device and inode of its file, and its offset there.
+pub type Slot = ((u64, u64), u64);
+
+/// Number of slots that a guest maps, and no other process.
+///
+/// # Errors
+/// A process of it has ended or may not be looked at, or there are too many.
+pub fn of_nobody_else(guest: &Guest) -> anyhow::Result<u64> {
+    let (mut own, mut files): (HashSet<Slot>, HashSet<(u64, u64)>) = Default::default();
+    for pid in &guest.pids {
+        each_slot(*pid, &|_| true, &mut |slot| _ = own.insert(slot))?;
+    }
+    files.extend(own.iter().map(|(file, _)| *file));
+    for pid in host::pids()?.into_iter().filter(|pid| !files.is_empty() && !guest.pids.contains(pid)) {
+        // One that has ended meanwhile maps nothing. Other files are not looked at, whatever they are called.
+        let _ = each_slot(pid, &|mapping| files.contains(&(mapping.device, mapping.inode)), &mut |slot| {
+            own.remove(&slot);
+        });
+    }
+    Ok(own.len() as u64)
+}
+
+fn each_slot(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: &mut dyn FnMut(Slot)) -> anyhow::Result<()> {
+    each_stretch(pid, wanted, &mut |mapping, _, offset, entries| {
+        let slots = entries.iter().enumerate().filter(|(_, entry)| !is_private(entry));
+        slots.for_each(|(n, _)| see(((mapping.device, mapping.inode), offset + (n * PAGE_BYTES) as u64)));
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Sees neighbouring slots that take memory: their mapping, their file, the offset of the first, and their page-table entries.
+type See<'a> = &'a mut dyn FnMut(&Mapping, &File, u64, &[PagemapEntry]) -> anyhow::Result<()>;
+
+/// Shows all slots that a process maps by mappings that are wanted. Returns the number of mappings that changed meanwhile.
+fn each_stretch(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: See<'_>) -> anyhow::Result<u64> {
+    let (mut gone_mappings, mut looked_at, mut entries) = (0, 0, Vec::new());
+    let (mappings, pagemap) = (Mapping::list(pid)?, Pagemap::open(pid)?);
+    for mapping in mappings.iter().filter(|m| holds_folded_pages(m) && m.is_memory_file() && wanted(m)) {
+        // One is open at a time: a process may map more files than may be open.
+        let path = mapping.file_path(pid);
+        let file = match File::open(&path) {
+            // A member folds and unfolds while it is looked at.
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                gone_mappings += 1;
+                continue;
+            }
+            opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
+        };
+        let mut at = mapping.offset;
+        while let Some((offset, pages)) = filled(&file, mapping, at) {
+            looked_at += pages;
+            ensure!(looked_at <= MOST_PAGES, "more than {MOST_PAGES} pages of a pool are mapped");
+            let start = HostVirt(mapping.start.0 + (offset - mapping.offset));
+            pagemap.read(start, pages, &mut entries)?;
+            see(mapping, &file, offset, &entries)?;
+            at = offset + pages * PAGE_BYTES as u64;
+        }
+    }
+    Ok(gone_mappings)
+}
+
+/// Whether a page of a mapping of the pool was written, and is no slot any more.
+fn is_private(entry: &PagemapEntry) -> bool {
+    entry.swapped() || entry.present() && !entry.file_or_shared()
 }
 
 /// The next slots of a mapping that take memory, from this offset in the file on: the offset of the first, and their number.
@@ -96,8 +144,7 @@ impl Folded {
         entries: &[PagemapEntry],
     ) -> anyhow::Result<()> {
         for (n, entry) in entries.iter().enumerate() {
-            let is_private = entry.swapped() || entry.present() && !entry.file_or_shared();
-            if is_private {
+            if is_private(entry) {
                 continue;
             }
             let content = content(file, known, offset + (n * PAGE_BYTES) as u64)?;

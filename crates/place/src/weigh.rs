@@ -1,0 +1,223 @@
+//! Memory of one guest: what its host gets back when it goes, and what another host has of it already.
+
+use crate::key::Key;
+use crate::row::Row;
+use crate::sketch::{Settings, take};
+use crate::slots;
+use crate::table::{self, Source};
+use crate::theta::{MOST_BYTES, Sketch};
+use anyhow::{Context, bail};
+use cli::exit::Stop;
+use guest::{Guest, RegionMap, holds_folded_pages};
+use host::{Mapping, Pagemap};
+use page::{PAGE_BYTES, PageRange, Region, pages_to_bytes};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fs;
+
+/// Number of looks at a guest that changes meanwhile.
+const LOOKS: usize = 5;
+
+/// Memory of a guest, as `pagefold-place weigh` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Weighed {
+    /// Memory that folding reaches and that holds no zeros, folded pages included.
+    pub ram_bytes: u64,
+    /// Memory that it takes on another host like this one, before folding there: huge pages are taken as a whole.
+    pub takes_bytes: u64,
+    /// The backed part of the end of its RAM.
+    pub last_bytes: u64,
+    /// Memory that its host gets back when it goes: its private pages, those of its VMM too, and slots that nobody else maps.
+    pub frees_bytes: u64,
+    /// The part of `ram_bytes` that guests of the other host hold; `None` if that is not known.
+    pub already_there_bytes: Option<u64>,
+    /// Why that is not known, although there is a table.
+    pub problem: Option<String>,
+}
+
+/// Weighs a guest, beside the guests of another host in `tables`. The end of its RAM has `last` bytes.
+///
+/// # Errors
+/// It has ended or cannot be read, a key cannot be had, or the tables are of several hosts.
+pub fn weigh(
+    guest: &Guest,
+    key_of: &dyn Fn(&str) -> anyhow::Result<Key>,
+    settings: &Settings<'_>,
+    tables: &[Source],
+    last: u64,
+) -> anyhow::Result<Weighed> {
+    let look = || take(std::slice::from_ref(guest), key_of, settings);
+    let (mut rows, mut missed) = look()?;
+    // A member folds and unfolds while it is looked at.
+    for _ in 1..LOOKS {
+        if missed.is_empty() {
+            break;
+        }
+        (rows, missed) = look()?;
+    }
+    if let Some(missed) = missed.first() {
+        bail!("{missed}");
+    }
+    let row = rows.iter().find(|row| row.guest.is_some()).context("no row of the guest")?;
+    let ram_pages = row.resident_pages.saturating_sub(row.zero_pages);
+    let (already, problem) = match already_there(row, tables)? {
+        Some(pages) => (Some(pages_to_bytes((pages as u64).min(ram_pages))), None),
+        None if tables.is_empty() => (None, None),
+        None => {
+            let group = &guest.group;
+            let why =
+                "no guest there has that key: is it another group, or is GROUP.key not the same file on both hosts?";
+            (None, Some(format!("the sketches tell nothing of group {group}: {why}")))
+        }
+    };
+    let (ram_bytes, ram) = (pages_to_bytes(ram_pages), Ram::of(guest)?);
+    let takes = huge_page_bytes().map_or(0, |size| ram.pieces_bytes(size).min(guest.ram_bytes.unwrap_or(u64::MAX)));
+    Ok(Weighed {
+        ram_bytes,
+        takes_bytes: takes.max(ram_bytes),
+        last_bytes: ram.held_of_last(last).min(ram_bytes),
+        frees_bytes: private_bytes(guest)? + pages_to_bytes(slots::of_nobody_else(guest)?),
+        already_there_bytes: already,
+        problem,
+    })
+}
+
+/// A VM's RAM, in the order in which it is sent.
+#[derive(Default)]
+struct Ram {
+    /// Its mappings.
+    all: Vec<PageRange>,
+    /// Pages of it that are backed.
+    held: Vec<PageRange>,
+}
+
+impl Ram {
+    fn of(guest: &Guest) -> anyhow::Result<Self> {
+        let mut ram = Self::default();
+        for pid in &guest.pids {
+            let (mappings, pagemap) = (Mapping::read_all(*pid)?, Pagemap::open(*pid)?);
+            let regions = RegionMap::new(Some(guest), &mappings);
+            for (_, mapping) in mappings.iter().enumerate().filter(|(n, _)| regions.region_of(*n) == Region::GuestRam) {
+                let whole = PageRange { start: mapping.start, pages: mapping.bytes() / PAGE_BYTES as u64 };
+                if holds_folded_pages(mapping) {
+                    ram.held.push(whole);
+                } else {
+                    ram.held.extend(pagemap.present_ranges(mapping.start, mapping.end)?);
+                }
+                ram.all.push(whole);
+            }
+        }
+        Ok(ram)
+    }
+
+    /// Memory that it takes when it is written anew, page by page: pieces of `size` bytes of which any page is backed.
+    fn pieces_bytes(&self, size: u64) -> u64 {
+        let pieces = |range: &PageRange| range.start.0 / size..=(range.end().0 - 1) / size;
+        self.held.iter().flat_map(pieces).collect::<BTreeSet<_>>().len() as u64 * size
+    }
+
+    /// The backed part of its last `bytes`.
+    fn held_of_last(&self, bytes: u64) -> u64 {
+        let mut left = bytes / PAGE_BYTES as u64;
+        let mut held = 0;
+        for range in self.all.iter().rev() {
+            let part = PageRange { start: range.start.add_pages(range.pages - left.min(range.pages)), ..*range };
+            let overlap = |one: &PageRange| {
+                let (start, end) = (one.start.0.max(part.start.0), one.end().0.min(range.end().0));
+                end.saturating_sub(start)
+            };
+            held += self.held.iter().map(overlap).sum::<u64>();
+            left -= left.min(range.pages);
+        }
+        held
+    }
+}
+
+/// Size of huge pages, which VMMs ask the kernel to give their RAM; `None` where it never does.
+fn huge_page_bytes() -> Option<u64> {
+    let knob = |name: &str| fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok();
+    let is_given =
+        knob("enabled").is_some_and(|choices| host::chosen(&choices).is_some_and(|choice| choice != "never"));
+    let bytes = knob("hpage_pmd_size")?.trim().parse().ok()?;
+    (is_given && bytes > 0).then_some(bytes)
+}
+
+/// Memory of a guest's processes that ends with them. Pages of files stay in the page cache, and those of ksmd's with others.
+fn private_bytes(guest: &Guest) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for pid in &guest.pids {
+        let mappings = Mapping::read_all(*pid)?;
+        let of = |mapping: &Mapping| {
+            let is_memory_alone = mapping.shmem && !holds_folded_pages(mapping);
+            let usage = &mapping.usage;
+            let bytes = if is_memory_alone { usage.uss_bytes } else { usage.anonymous_bytes };
+            bytes.saturating_sub(usage.ksm_bytes.unwrap_or(0))
+        };
+        sum += mappings.iter().map(of).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+/// Contents of a guest that guests of another host hold, by its table; `None` if no sketch there can be compared.
+fn already_there(row: &Row, tables: &[Source]) -> anyhow::Result<Option<f64>> {
+    let (mut hosts, mut there) = (BTreeSet::new(), Vec::new());
+    let read = |bytes: &Option<Vec<u8>>| Sketch::read(bytes.as_deref().context("a row without a sketch")?, MOST_BYTES);
+    table::read(tables, &mut |other| {
+        hosts.insert(other.host.clone());
+        if other.guest.is_some() && other.key == row.key {
+            there.push(read(&other.sketch)?);
+        }
+        Ok(())
+    })?;
+    if hosts.len() > 1 {
+        let text =
+            format!("these sketches are of {} hosts: name the table of the one where the guest goes", hosts.len());
+        return Err(Stop::Usage(text).into());
+    }
+    if there.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(read(&row.sketch)?.common(&Sketch::union_of(there.iter())).pages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use page::HostVirt;
+
+    #[test]
+    fn end_of_ram_goes_over_several_mappings_and_has_holes() {
+        let range = |page: u64, pages: u64| PageRange { start: HostVirt(page << 12), pages };
+        let ram =
+            Ram { all: vec![range(100, 10), range(200, 10)], held: vec![range(105, 5), range(200, 3), range(208, 2)] };
+        let found = [0, 1, 2, 9, 10, 13, 20, 99].map(|pages| ram.held_of_last(pages << 12) >> 12);
+        assert_eq!(found, [0, 1, 2, 4, 5, 8, 10, 10]);
+        assert_eq!(ram.pieces_bytes(16 << 12) >> 12, 3 * 16);
+    }
+
+    fn row(host: &str, guest: &str, key: &str, contents: std::ops::Range<u64>) -> Row {
+        let hashes = contents.map(|n| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1).collect();
+        Row {
+            host: host.into(),
+            group: Some("g".into()),
+            guest: Some(guest.into()),
+            key: Some(key.into()),
+            sketch: Some(Sketch::sample(i64::MAX as u64, hashes).bytes()),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn contents_are_there_that_any_guest_with_the_key_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        let found = |rows: &[Row]| {
+            let path = dir.path().join("table");
+            table::write(&path, rows).unwrap();
+            already_there(&row("here", "x", "k", 0..100), &[Source::named(&path)])
+        };
+        let there = [row("b", "1", "k", 0..20), row("b", "2", "k", 10..30), row("b", "3", "other", 0..100)];
+        assert_eq!(found(&there).unwrap(), Some(30.0));
+        assert_eq!(found(&there[2..]).unwrap(), None);
+        assert!(found(&[row("b", "1", "k", 0..20), row("c", "1", "k", 0..20)]).is_err());
+    }
+}
