@@ -1,5 +1,6 @@
 //! Carries out what `balance` plans. It gathers facts from host, groups and guests, moves balloons and keeps reservations. It pauses
-//! guests while memory runs out. Every action is written down. It drives ksmd where the operator has it do so.
+//! guests while memory runs out. Every action is written down. Guests that an operator parks or moves to another host are in `park.rs` and
+//! `moving.rs`. It drives ksmd where the operator has it do so (`ksmd.rs`).
 //!
 //! ```text
 //!   Gatherer: /proc, control groups, QMP --> Facts --> balance::plan --> Plan
@@ -25,6 +26,7 @@ mod hold;
 pub mod ksmd;
 mod ledger;
 mod many;
+mod moving;
 mod park;
 mod pause;
 mod ram_use;
@@ -38,6 +40,7 @@ pub use folded::until_folded;
 pub use gather::{Gatherer, Saved};
 pub use hold::hold;
 pub use ledger::{Entry, Ledger, Paced, Turn};
+pub use moving::{Estimate, Movable, Moved, Pace, Wanted};
 pub use park::{NOTES_WITHIN, Parked, Parking, wake_left};
 pub use pause::{Hold, Paused, resume_left};
 pub use reclaim::{Reclaimed, reclaim};

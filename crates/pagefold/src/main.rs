@@ -62,6 +62,8 @@ enum Command {
     Park(cmd::park::ParkArgs),
     /// Have a parked guest go on
     Wake(cmd::park::WakeArgs),
+    /// Move a VM to another host while it runs
+    Migrate(cmd::migrate::Args),
     /// Guests as files, from which clones are started
     Template(cmd::template::Args),
     /// Start guests from a template, each another than its siblings
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
         Command::Ksm(args) => cmd::ksm::run(&args),
         Command::Park(args) => cmd::park::park(&args),
         Command::Wake(args) => cmd::park::wake(&args),
+        Command::Migrate(args) => cmd::migrate::run(&args),
         Command::Worker(args) => cmd::worker::run(&args),
         Command::Sketch(args) => cmd::place::run(&["sketch"], &args.words),
         Command::Place(args) => cmd::place::run(&["place"], &args.words),

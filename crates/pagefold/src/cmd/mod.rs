@@ -18,6 +18,7 @@ pub mod guests;
 pub mod journal;
 pub mod ksm;
 pub mod lab;
+pub mod migrate;
 pub mod park;
 pub mod place;
 mod room;

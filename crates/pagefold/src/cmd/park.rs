@@ -228,7 +228,7 @@ fn text(guest: &str, shrunk: &Shrunk) -> String {
 }
 
 /// The guest that is meant. Owners of guests choose names, so one that several have means none of them.
-fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
+pub(super) fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
     let pid = name.parse::<u32>().ok();
     let is_it =
         |guest: &Guest| guest.id == name || guest.name == name || pid.is_some_and(|pid| guest.pids.contains(&pid));
@@ -247,7 +247,7 @@ fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
 }
 
 /// Guests that are parked, by the service's notes; none where there are no notes.
-fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
+pub(super) fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
     if !service.join("parked").is_dir() {
         return Ok(Vec::new());
     }

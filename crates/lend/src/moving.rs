@@ -1,0 +1,277 @@
+//! Moving a VM to another host, by QEMU's own migration.
+//!
+//! ```text
+//!   source                                              destination: a QEMU with -incoming
+//!   running            -- memory, while it runs ------> waits
+//!   finish-migrate     -- the rest, standing still ---> reads it, goes on
+//!                      <- all is read -----------------
+//!   postmigrate, ended                                  running
+//! ```
+//!
+//! **The switch** begins when the source stands still for the rest (`finish-migrate`). These rules keep the guest from running twice:
+//!
+//! 1. The source waits for the destination's word that it has read all (`return-path`). Without it, the source counts as left as soon as
+//!    all is sent.
+//! 2. Before the switch, the source goes on whatever fails: QEMU sees to it where this process is killed. This process cancels a
+//!    migration only after it has paused the guest itself, and has seen it `paused`. A guest that was paused before the switch does not go
+//!    on at the destination.
+//! 3. After the switch has begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the destination hangs up
+//!    without having read all. If neither is heard for long, the link was lost in the switch, and nobody here can tell which side has the
+//!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
+//! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
+//!
+//! With postcopy, the switch begins when the guest goes on at the destination, which fetches the rest. QEMU never resumes the source after
+//! that. If the source ends before all is fetched, the guest is lost.
+//!
+//! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers nobody.
+
+mod checks;
+mod follow;
+mod settings;
+
+use crate::hold::{self, Target};
+use crate::ledger::Turn;
+use anyhow::{Context, bail};
+use cli::journal::{By, Journal, Line};
+use cli::printable;
+use guest::qmp::QmpError;
+use guest::{Guest, GuestKind, Qmp};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest time until QEMU's process is gone after it was told to end: 30 s.
+const END_WITHIN: Duration = Duration::from_secs(30);
+/// Pause between two looks at QEMU: 20 ms.
+const LOOK: Duration = Duration::from_millis(20);
+/// Interval in which QEMU bounds the stream, and looks whether what is left is little enough: 100 ms.
+const LOOKS_EVERY_MS: u64 = 100;
+/// Bytes that the stream has for a page beside its content, and for a page of zeros.
+const HEADER_BYTES: u64 = 8;
+const ZERO_PAGE_BYTES: u64 = 9;
+
+/// How a VM is moved.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The destination, as QEMU names it: `tcp:HOST:PORT` or `unix:PATH`.
+    pub to: String,
+    /// Whether the guest goes on there when its memory was sent once, and fetches the rest.
+    pub is_postcopy: bool,
+    /// Bound of the stream, in bytes a second; `None`: QEMU's own.
+    pub bandwidth: Option<u64>,
+    /// Time without progress after which the guest stays.
+    pub give_up: Duration,
+}
+
+/// A migration that has come to its end.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moved {
+    /// Time from its begin to its end, in seconds.
+    pub seconds: f64,
+    /// Time for which the guest stood still, in milliseconds.
+    pub downtime_ms: u64,
+    /// Bytes that were sent.
+    pub sent_bytes: u64,
+    /// Whether the guest fetched the rest from the destination.
+    pub by_postcopy: bool,
+}
+
+/// A prediction of a migration; `None` where QEMU bounds the stream by nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Time from its begin to its end, in seconds.
+    pub seconds: Option<f64>,
+    /// Time for which the guest stands still, in milliseconds.
+    pub downtime_ms: Option<u64>,
+}
+
+/// The pace of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Bytes a second; `None` where nothing bounds the stream.
+    bandwidth: Option<u64>,
+    /// Longest time for which the guest may stand still, in milliseconds.
+    limit_ms: u64,
+}
+
+/// A VM that may be moved.
+#[derive(Clone, Debug)]
+pub struct Movable {
+    target: Target,
+}
+
+impl Movable {
+    /// A VM of QEMU's, with a QMP socket.
+    ///
+    /// # Errors
+    /// It is another kind of guest, or has no such socket.
+    pub fn of(guest: &Guest) -> anyhow::Result<Self> {
+        let id = printable(&guest.id);
+        if guest.kind != GuestKind::Qemu {
+            bail!("{id} is not moved: only QEMU's VMs are");
+        }
+        let target = Target::of(guest).with_context(|| {
+            format!("{id} has no QMP socket: start its QEMU with -qmp unix:PATH,server=on,wait=off")
+        })?;
+        Ok(Self { target })
+    }
+
+    /// Whether it has been moved, and its QEMU was left behind: by a command that was killed, or by `--keep`. A destination has said
+    /// that it has read all. So it is no guest that was written to a file.
+    ///
+    /// # Errors
+    /// Its QEMU does not answer.
+    pub fn has_gone(&self) -> anyhow::Result<bool> {
+        let mut qmp = self.qmp()?;
+        let is_over = status(&mut qmp)? == "postmigrate" && migration(&mut qmp)?["status"] == "completed";
+        Ok(is_over && settings::has(&mut qmp, "return-path")?)
+    }
+
+    /// Checks that nothing speaks against moving it.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn check(&self, shared_disks: bool) -> anyhow::Result<()> {
+        let mut qmp = self.running()?;
+        checks::check(&mut qmp, shared_disks).map_err(|why| self.stays(&why.to_string()))
+    }
+
+    /// The pace of its migration.
+    ///
+    /// # Errors
+    /// Its QEMU does not answer.
+    pub fn pace(&self, bandwidth: Option<u64>) -> anyhow::Result<Pace> {
+        let found = self.qmp()?.execute("query-migrate-parameters", json!({}))?;
+        let usual = found["max-bandwidth"].as_u64().filter(|bytes| *bytes > 0);
+        let limit_ms = found["downtime-limit"].as_u64().context("QEMU tells no downtime-limit")?;
+        Ok(Pace { bandwidth: bandwidth.or(usual), limit_ms })
+    }
+
+    /// Moves it. When this returns without an error, it runs at the destination, and its QEMU here stands still for good. The turn keeps a
+    /// balancer from pausing it at that moment.
+    ///
+    /// # Errors
+    /// The guest has stayed, and runs as before. Where it does not, the error says so.
+    pub fn go(&self, wanted: &Wanted, service: &Path, turn: Turn) -> anyhow::Result<Moved> {
+        let mut qmp = self.running()?;
+        let told = |entry: &str, more: Value| self.write_down(service, entry, &wanted.to, more);
+        told("migrate", Value::Null)?;
+        let before = settings::Settings::set(&mut qmp, wanted).map_err(|why| self.stays(&format!("{why:#}")))?;
+        let begun = qmp.execute("migrate", json!({"uri": wanted.to}));
+        drop((qmp, turn));
+        let ended = match begun {
+            Err(why @ QmpError::Refused { .. }) => Err(self.stays(&why.to_string())),
+            // One whose answer was lost may be under way.
+            _ => follow::Follow::of(&self.target, wanted).until_end(),
+        };
+        // Of a guest that has gone, they tell that it has.
+        if let Ok(mut qmp) = self.running() {
+            before.put_back(&mut qmp);
+        }
+        let problem = ended.as_ref().err().map(|why| format!("{why:#}"));
+        if let Err(why) = told("migrated", json!({"problem": problem})) {
+            cli::say!("pagefold: {why:#}");
+        }
+        ended
+    }
+
+    /// Ends the QEMU of a guest that has gone. Its frames are free then.
+    ///
+    /// # Errors
+    /// The guest has not gone, or the process does not end.
+    pub fn end(&self) -> anyhow::Result<()> {
+        let process = &self.target.process;
+        if !process.is_alive() {
+            return Ok(());
+        }
+        if !self.has_gone()? {
+            bail!("{} is not ended: it has not been moved", self.id());
+        }
+        // Its answer may be lost, because QEMU ends.
+        let _ = self.qmp()?.execute("quit", json!({}));
+        let deadline = Instant::now() + END_WITHIN;
+        while process.is_alive() {
+            if Instant::now() > deadline {
+                bail!("the QEMU that {} has left, process {}, does not end", self.id(), process.pid);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    fn id(&self) -> String {
+        printable(&self.target.guest)
+    }
+
+    fn stays(&self, why: &str) -> anyhow::Error {
+        anyhow::anyhow!("{} is not moved, and runs as before: {why}", self.id())
+    }
+
+    fn qmp(&self) -> anyhow::Result<Qmp> {
+        let found = Qmp::of(self.target.process.pid, &self.target.qmp);
+        found.with_context(|| format!("the QEMU of {} does not answer", self.id()))
+    }
+
+    fn running(&self) -> anyhow::Result<Qmp> {
+        hold::running(&self.target).map_err(|why| anyhow::anyhow!("{} is not moved: {why}", self.id()))
+    }
+
+    fn write_down(&self, service: &Path, entry: &str, to: &str, more: Value) -> anyhow::Result<()> {
+        let mut line = json!({"entry": entry, "guest": self.target.guest, "to": to, "at_s": host::boot_clock_s()});
+        if let (Some(line), Value::Object(more)) = (line.as_object_mut(), more) {
+            line.extend(more);
+        }
+        let journal = Journal::of_service(service);
+        let written = journal.append(std::iter::once(Line::now(By::this_process(), "balance", line)));
+        written.with_context(|| format!("cannot write {}", journal.path().display()))
+    }
+}
+
+fn status(qmp: &mut Qmp) -> anyhow::Result<String> {
+    let answer = qmp.execute("query-status", json!({}))?;
+    Ok(answer["status"].as_str().unwrap_or("in no known state").to_owned())
+}
+
+fn migration(qmp: &mut Qmp) -> anyhow::Result<Value> {
+    Ok(qmp.execute("query-migrate", json!({}))?)
+}
+
+impl Pace {
+    /// Size of the last part, for which the guest stands still: memory that can be sent in QEMU's limit. On average QEMU looks half an
+    /// interval after that much was left.
+    pub fn last_bytes(&self) -> u64 {
+        let ms = self.limit_ms.saturating_sub(LOOKS_EVERY_MS / 2).max(self.limit_ms / 2);
+        self.bandwidth.unwrap_or(0).saturating_mul(ms) / 1000
+    }
+
+    /// Predicts a migration of a guest that writes little. Of its RAM of `all_bytes`, `ram_bytes` hold no zeros, and so do `last_bytes` of
+    /// the last part.
+    pub fn estimate(&self, all_bytes: u64, ram_bytes: u64, last_bytes: u64) -> Estimate {
+        let Some(bandwidth) = self.bandwidth else { return Estimate { seconds: None, downtime_ms: None } };
+        let pages = |bytes: u64| bytes as f64 / page::PAGE_BYTES as f64;
+        let seconds = |bytes: u64, all: u64| {
+            let zeros = pages(all.saturating_sub(bytes)) * ZERO_PAGE_BYTES as f64;
+            (bytes as f64 + pages(bytes) * HEADER_BYTES as f64 + zeros) / bandwidth as f64
+        };
+        let downtime_ms = (seconds(last_bytes, self.last_bytes().min(all_bytes)) * 1000.0) as u64;
+        Estimate { seconds: Some(seconds(ram_bytes, all_bytes)), downtime_ms: Some(downtime_ms) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimate_is_what_is_sent_by_bandwidth_and_nothing_without_one() {
+        let pace = Pace { bandwidth: Some(10 << 20), limit_ms: 300 };
+        assert_eq!(pace.last_bytes(), 5 << 19);
+        let found = pace.estimate(128 << 20, 100 << 20, 1 << 20);
+        let seconds = found.seconds.expect("a time");
+        assert!((10.0..10.1).contains(&seconds), "{seconds}");
+        assert_eq!(found.downtime_ms, Some(100));
+        let boundless = Pace { bandwidth: None, limit_ms: 300 };
+        assert_eq!(boundless.estimate(1 << 20, 1 << 20, 0), Estimate { seconds: None, downtime_ms: None });
+    }
+}

@@ -1,0 +1,187 @@
+//! Following a migration to its end. The rules stand in [`super`].
+
+use super::{LOOK, Moved, Wanted, migration, status};
+use crate::hold::Target;
+use anyhow::{Context, anyhow, bail};
+use guest::Qmp;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Factor of the patience, for a source that was lost in the switch: 10, by default 5 minutes. The kernel gives a connection up after 15.
+const LOST_AFTER: u32 = 10;
+/// Longest time until a guest that stays runs again: 30 s.
+const RESUME_WITHIN: Duration = Duration::from_secs(30);
+/// States of a guest after the switch has begun.
+const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];
+/// Passes over all memory that have begun when all of it was sent once.
+const SENT_ONCE: u64 = 2;
+
+/// A migration that is under way.
+pub(super) struct Follow<'a> {
+    target: &'a Target,
+    wanted: &'a Wanted,
+    /// The last sign of progress, and its time.
+    sign: Value,
+    since: Instant,
+    /// Whether this process has paused the guest, so as to cancel.
+    is_paused_by_us: bool,
+    /// Whether the guest was told to go on there.
+    is_switched: bool,
+}
+
+/// How a migration has ended.
+enum End {
+    There(Moved),
+    Here(String),
+}
+
+impl<'a> Follow<'a> {
+    pub(super) fn of(target: &'a Target, wanted: &'a Wanted) -> Self {
+        let since = Instant::now();
+        Self { target, wanted, sign: Value::Null, since, is_paused_by_us: false, is_switched: false }
+    }
+
+    /// Waits for its end.
+    pub(super) fn until_end(mut self) -> anyhow::Result<Moved> {
+        let guest = cli::printable(&self.target.guest);
+        let mut why_not = None;
+        loop {
+            std::thread::sleep(LOOK);
+            if !self.target.process.is_alive() {
+                bail!("{guest} has ended while it was moved: its QEMU is gone. Look for it at the destination");
+            }
+            // While it sends the rest, QEMU does not answer.
+            if let Some(end) = self.look().unwrap_or_default() {
+                return self.judge(end, why_not);
+            }
+            let Some(reason) = self.reason_to_stay() else { continue };
+            let reason = why_not.get_or_insert(reason);
+            if self.cancel().is_err() && self.since.elapsed() > self.wanted.give_up.saturating_mul(LOST_AFTER) {
+                return Err(self.lost(&guest, reason));
+            }
+        }
+    }
+
+    /// The result of a migration that has ended, and was to be cancelled for a reason or not.
+    fn judge(&self, end: End, why_not: Option<String>) -> anyhow::Result<Moved> {
+        let guest = cli::printable(&self.target.guest);
+        match end {
+            End::There(_) if self.is_paused_by_us => bail!(
+                "{guest} is at its destination, where it may stand still: this command was to cancel just then. If it is paused there, have \
+                 it go on by that QEMU's QMP: cont. Its QEMU here must not go on; the same command ends it"
+            ),
+            End::There(moved) => Ok(moved),
+            End::Here(reason) => {
+                let reason = why_not.unwrap_or(reason);
+                self.until_it_runs().with_context(|| format!("{guest} is not moved, and may stand still: {reason}"))?;
+                bail!("{guest} is not moved, and runs as before: {reason}")
+            }
+        }
+    }
+
+    /// The end of the migration, if it has come.
+    fn look(&mut self) -> anyhow::Result<Option<End>> {
+        let mut qmp = self.qmp()?;
+        let found = migration(&mut qmp)?;
+        let ram = &found["ram"];
+        let sign = json!([found["status"], ram["transferred"], ram["remaining"], ram["dirty-sync-count"]]);
+        if sign != self.sign {
+            (self.sign, self.since) = (sign, Instant::now());
+        }
+        match found["status"].as_str().unwrap_or_default() {
+            "completed" => Ok(Some(End::There(moved(&found)))),
+            "failed" | "cancelled" | "none" | "" => {
+                let reason =
+                    found["error-desc"].as_str().unwrap_or("the destination has hung up, or cannot be reached");
+                Ok(Some(End::Here(cli::printable(reason))))
+            }
+            "active"
+                if self.wanted.is_postcopy
+                    && !self.is_switched
+                    && ram["dirty-sync-count"].as_u64() >= Some(SENT_ONCE) =>
+            {
+                qmp.execute("migrate-start-postcopy", json!({}))?;
+                self.is_switched = true;
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Why the guest should stay, if it should.
+    fn reason_to_stay(&self) -> Option<String> {
+        if host::interrupted().is_some() {
+            return Some("this command was interrupted".to_owned());
+        }
+        let silent = self.since.elapsed();
+        (silent > self.wanted.give_up).then(|| format!("nothing was sent for {} s", silent.as_secs()))
+    }
+
+    /// Cancels, unless the switch has begun. The end is seen by the next look.
+    fn cancel(&mut self) -> anyhow::Result<()> {
+        let mut qmp = self.qmp()?;
+        if status(&mut qmp)? == "running" {
+            // It may have stopped without an answer.
+            self.is_paused_by_us = true;
+            qmp.execute("stop", json!({}))?;
+        }
+        let state = status(&mut qmp)?;
+        anyhow::ensure!(!IN_SWITCH.contains(&state.as_str()), "the switch has begun");
+        qmp.execute("migrate_cancel", json!({}))?;
+        Ok(())
+    }
+
+    /// Waits until a guest that has stayed runs. One that this process has paused is resumed: the destination has not got it.
+    fn until_it_runs(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + RESUME_WITHIN;
+        loop {
+            let tried = self.qmp().and_then(|mut qmp| {
+                if self.is_paused_by_us && status(&mut qmp)? != "running" {
+                    qmp.execute("cont", json!({}))?;
+                }
+                status(&mut qmp)
+            });
+            match tried {
+                Ok(status) if status == "running" => return Ok(()),
+                tried if Instant::now() > deadline => {
+                    return Err(tried.map_or_else(|why| why, |status| anyhow!("it is {status}")));
+                }
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// Neither side is heard in the switch. The source is kept from going on.
+    fn lost(&self, guest: &str, reason: &str) -> anyhow::Error {
+        let (pid, to) = (self.target.process.pid, &self.wanted.to);
+        if self.is_switched {
+            return anyhow!(
+                "{guest} runs at {to}, without the memory that only its QEMU here has, process {pid}: {reason}. Keep that process. It may go on \
+                 when the link is back; otherwise by QMP's migrate-pause here, migrate-recover there, and migrate with resume here. When it \
+                 has all, the same command ends that process"
+            );
+        }
+        if !self.target.process.stand_still() {
+            return anyhow!("{guest} may be here or at {to}: {reason}, and process {pid} takes no signal of ours");
+        }
+        anyhow!(
+            "{guest} may be here or at {to}: {reason}, after its last part was sent. Process {pid} is stopped, so that it does not run twice. \
+             If it runs there, or when the link is back: kill -CONT {pid}, and the same command ends it. If that QEMU has ended, kill -CONT \
+             {pid} has it go on here"
+        )
+    }
+
+    fn qmp(&self) -> anyhow::Result<Qmp> {
+        Ok(Qmp::of(self.target.process.pid, &self.target.qmp)?)
+    }
+}
+
+fn moved(found: &Value) -> Moved {
+    let ram = &found["ram"];
+    Moved {
+        seconds: found["total-time"].as_f64().unwrap_or_default() / 1000.0,
+        downtime_ms: found["downtime"].as_u64().unwrap_or_default(),
+        sent_bytes: ram["transferred"].as_u64().unwrap_or_default(),
+        by_postcopy: ram["postcopy-bytes"].as_u64().is_some_and(|bytes| bytes > 0),
+    }
+}

@@ -1,0 +1,257 @@
+//! `pagefold migrate`: a VM goes to another host.
+
+use super::park::{named, parked};
+use super::which::Which;
+use anyhow::{Context, bail, ensure};
+use cli::exit::{Outcome, Stop};
+use cli::size::bytes;
+use cli::{output, say};
+use guest::Guest;
+use lend::{Ledger, Movable, Moved, Wanted};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use service::helper;
+use start::Clones;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use survey::Selection;
+
+/// Arguments of `pagefold migrate`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The operator starts a QEMU with the same machine on the other host, without -S: best as a member there.
+  pagefold run --group acme -- qemu-system-x86_64 (as here) -incoming tcp:0.0.0.0:4444
+  pagefold migrate web-7 --to tcp:10.0.0.2:4444 --bandwidth 110M
+
+If anything fails before the guest stands still for the last part, it goes on here. When it runs there, its QEMU here is ended, and its
+frames are free. If this command is killed, QEMU goes on alone, and the same command ends a QEMU that the guest has left.
+
+With --postcopy, the guest goes on there when all memory was sent once, and fetches the rest. It is lost if this host, its QEMU here or the
+QEMU there ends before that is done. Both QEMUs need it: start the other one with -global migration.x-postcopy-ram=on.
+
+The stream is not encrypted. It holds all memory of the guest.")]
+pub struct Args {
+    /// The guest, by id, name or pid
+    guest: String,
+    /// The QEMU that waits for it: tcp:HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "URI", value_parser = parse_destination)]
+    to: String,
+    /// Have the guest go on there when its memory was sent once, and fetch the rest; it is lost if either side ends meanwhile
+    #[arg(long)]
+    postcopy: bool,
+    /// Most bytes a second [default: as QEMU has it, 128M unless it was told otherwise]
+    #[arg(long, value_name = "SIZE", value_parser = cli::size::parse_bytes)]
+    bandwidth: Option<u64>,
+    /// Time without progress after which the guest stays here
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=90))]
+    give_up: u64,
+    /// The other host's QEMU has the same disks
+    #[arg(long)]
+    shared_disks: bool,
+    /// Leave the QEMU here as it is, paused, when the guest has gone
+    #[arg(long, conflicts_with = "dry_run")]
+    keep: bool,
+    /// Only say what it would free, cost and take
+    #[arg(long)]
+    dry_run: bool,
+    /// Table of pagefold sketch of the other host, for what is there already
+    #[arg(long, value_name = "FILE", requires = "dry_run")]
+    sketch: Option<PathBuf>,
+    /// Directory of keys of sketches, as of pagefold sketch
+    #[arg(long, value_name = "DIR", requires = "sketch")]
+    keys: Option<PathBuf>,
+    #[command(flatten)]
+    service: Which,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A socket, and no command that QEMU would run with its own rights.
+fn parse_destination(text: &str) -> Result<String, String> {
+    let is_port = |text: &str| text.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_right = match text.split_once(':') {
+        Some(("tcp", rest)) => rest.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && is_port(port)),
+        Some(("unix", path)) => path.starts_with('/'),
+        _ => false,
+    };
+    if is_right { Ok(text.to_owned()) } else { Err("use tcp:HOST:PORT or unix:/PATH".to_owned()) }
+}
+
+/// The output of `pagefold-place weigh`.
+#[derive(Deserialize)]
+struct Weighed {
+    ram_bytes: u64,
+    takes_bytes: u64,
+    last_bytes: u64,
+    frees_bytes: u64,
+    already_there_bytes: Option<u64>,
+    problem: Option<String>,
+}
+
+/// The output of `--dry-run --json`.
+#[derive(Serialize)]
+struct Predicted<'a> {
+    guest: &'a str,
+    to: &'a str,
+    frees_bytes: u64,
+    costs_bytes: u64,
+    already_there_bytes: Option<u64>,
+    seconds: Option<f64>,
+    downtime_ms: Option<u64>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let guest = named(Selection::default().resolve(&|| args.service.members())?, &args.guest)?;
+    let movable = Movable::of(&guest)?;
+    if movable.has_gone()? {
+        return left(args, &guest, &movable);
+    }
+    check(args, &guest, &movable)?;
+    if args.dry_run {
+        return predict(args, &guest, &movable);
+    }
+    host::note_interrupts().context("cannot catch signals")?;
+    let place = args.service.meant().place();
+    place.make()?;
+    let wanted = Wanted {
+        to: args.to.clone(),
+        is_postcopy: args.postcopy,
+        bandwidth: args.bandwidth,
+        give_up: Duration::from_secs(args.give_up),
+    };
+    let turn = Ledger::open(place.dir())?.take_turn()?;
+    ensure!(host::interrupted().is_none(), "this command was interrupted");
+    let moved = movable.go(&wanted, place.dir(), turn)?;
+    end(args, &movable)?;
+    show(args, &guest, &moved)
+}
+
+/// Reasons against it that QEMU does not know of.
+fn check(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<()> {
+    let id = cli::printable(&guest.id);
+    let is_its = |pid: u32| guest.pids.contains(&pid);
+    if parked(args.service.meant().place().dir())?.iter().any(|parked| is_its(parked.process.pid)) {
+        bail!("{id} is not moved: it is parked. Have it go on first: pagefold wake {id}");
+    }
+    let clones = Clones::open(&start::clones_dir()).seen();
+    if clones.iter().any(|clone| clone.process.is_some_and(|process| is_its(process.pid))) {
+        bail!("{id} is not moved: it is a clone, and its template, its identity and its record are on this host");
+    }
+    movable.check(args.shared_disks)
+}
+
+/// A guest that has gone already.
+fn left(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Outcome> {
+    ensure!(!args.dry_run, "{} has been moved already", cli::printable(&guest.id));
+    end(args, movable)?;
+    let id = cli::printable(&guest.id);
+    let source = if args.keep { "stands still for good" } else { "is ended" };
+    if args.json {
+        output::line(json!({"guest": guest.id, "moved_before": true, "ended": !args.keep}))?;
+    } else {
+        output::line(format_args!("{id} had been moved already; its QEMU here {source}"))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn end(args: &Args, movable: &Movable) -> anyhow::Result<()> {
+    if args.keep { Ok(()) } else { movable.end() }
+}
+
+fn show(args: &Args, guest: &Guest, moved: &Moved) -> anyhow::Result<Outcome> {
+    let id = cli::printable(&guest.id);
+    if args.json {
+        let mut all = json!(moved);
+        all["guest"] = json!(guest.id);
+        all["to"] = json!(args.to);
+        all["ended"] = json!(!args.keep);
+        output::line(all)?;
+        return Ok(Outcome::Done);
+    }
+    let how = if moved.by_postcopy { ", and fetched the rest" } else { "" };
+    let source = if args.keep { "stands still for good" } else { "is ended" };
+    output::line(format_args!(
+        "{id} runs at {}{how}: {:.1} s, {} sent; it stood still for {} ms. Its QEMU here {source}",
+        args.to,
+        moved.seconds,
+        bytes(moved.sent_bytes),
+        moved.downtime_ms
+    ))?;
+    Ok(Outcome::Done)
+}
+
+fn predict(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Outcome> {
+    let pace = movable.pace(args.bandwidth)?;
+    let weighed = weigh(args, guest, pace.last_bytes())?;
+    let estimate = pace.estimate(guest.ram_bytes.unwrap_or(0), weighed.ram_bytes, weighed.last_bytes);
+    let already = weighed.already_there_bytes;
+    if let Some(problem) = &weighed.problem {
+        say!("pagefold: {}", cli::printable(problem));
+    }
+    let predicted = Predicted {
+        guest: &guest.id,
+        to: &args.to,
+        frees_bytes: weighed.frees_bytes,
+        costs_bytes: weighed.takes_bytes.saturating_sub(already.unwrap_or(0)),
+        already_there_bytes: already,
+        seconds: estimate.seconds,
+        downtime_ms: estimate.downtime_ms,
+    };
+    if args.json {
+        output::line(serde_json::to_string_pretty(&predicted)?)?;
+        return Ok(Outcome::Done);
+    }
+    let there = already.map_or("nobody knows what is there already".to_owned(), |there| {
+        format!("{} of it are there already", bytes(there))
+    });
+    let time = match (predicted.seconds, predicted.downtime_ms) {
+        (Some(seconds), Some(ms)) => format!("{seconds:.1} s, of which it stands still for {ms} ms"),
+        _ => "a time that QEMU's settings do not tell: say --bandwidth".to_owned(),
+    };
+    let [frees, costs] = [predicted.frees_bytes, predicted.costs_bytes].map(bytes);
+    let id = cli::printable(&guest.id);
+    output::line(format_args!("{id} would free {frees} here, and take {costs} there ({there}). It takes {time}"))?;
+    Ok(Outcome::Done)
+}
+
+/// Asks the program that knows sketches.
+fn weigh(args: &Args, guest: &Guest, last_bytes: u64) -> anyhow::Result<Weighed> {
+    let program = helper::program("pagefold-place")
+        .map_err(|e| Stop::HostLacks(format!("--dry-run takes pagefold-place, which is not installed: {e}")))?;
+    let mut command = Command::new(program);
+    command
+        .arg("weigh")
+        .args(["--last".to_owned(), last_bytes.to_string()])
+        .args(guest.pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]));
+    if guest.facts.folded_in.is_some() {
+        command.args(["--group-by", "service"]);
+    }
+    command.args(args.service.words());
+    for (option, path) in [("--sketch", &args.sketch), ("--keys", &args.keys)] {
+        path.iter().for_each(|path| _ = command.arg(option).arg(path));
+    }
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot run pagefold-place")?;
+    match output.status.code() {
+        Some(0) => Ok(serde_json::from_slice(&output.stdout).context("pagefold-place weigh prints something else")?),
+        Some(2) => Err(Stop::Usage("the guest was not weighed".into()).into()),
+        _ => bail!("the guest was not weighed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sockets_are_destinations() {
+        for right in ["tcp:10.0.0.2:4444", "tcp:[fe80::1]:4444", "tcp:host.example:1", "unix:/run/x"] {
+            assert_eq!(parse_destination(right), Ok(right.to_owned()));
+        }
+        for wrong in ["exec:cat", "fd:3", "tcp:host", "tcp::4444", "tcp:host:0", "host:4444", "unix:x", "", "tcp:h:p"] {
+            assert!(parse_destination(wrong).is_err(), "{wrong}");
+        }
+    }
+}
