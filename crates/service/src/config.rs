@@ -231,16 +231,7 @@ impl Config {
     }
 
     fn check(written: Written, uid_of: fn(&str) -> Option<u32>) -> Result<Self, Wrong> {
-        let worker_uids = match written.service.worker_uid_base {
-            None => None,
-            Some(base) if *base.get_ref() >= 100 && *base.get_ref() < 1 << 31 => {
-                Some(*base.get_ref()..base.get_ref() + WORKER_UIDS.len() as u32)
-            }
-            Some(base) => {
-                let why = format!("{} is no user for workers: use 100 or more, such as 61184", base.get_ref());
-                return Err(Wrong(base.span().start, why));
-            }
-        };
+        let worker_uids = written.service.worker_uid_base.as_ref().map(worker_uids).transpose()?;
         let mut groups = BTreeMap::new();
         for group in written.group {
             let at = group.name.span().start;
@@ -280,6 +271,17 @@ impl Config {
             enrol,
             groups: Some(groups),
         })
+    }
+}
+
+/// Users that workers may have, from this one on.
+fn worker_uids(base: &Spanned<u32>) -> Result<Range<u32>, Wrong> {
+    match *base.get_ref() {
+        first if first >= 100 && first < 1 << 31 => Ok(first..first + WORKER_UIDS.len() as u32),
+        first => {
+            let why = format!("{first} is no user for workers: use 100 or more, such as 61184");
+            Err(Wrong(base.span().start, why))
+        }
     }
 }
 
