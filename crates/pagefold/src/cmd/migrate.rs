@@ -17,6 +17,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use survey::Selection;
 
+/// The reason why no guest is moved by postcopy.
+const POSTCOPY: &str = "postcopy is refused: a member that wrote all the time failed the check of its bytes there, another move did not \
+                        end in 5 minutes, and the cause is not known: move it without --postcopy";
+
 /// Arguments of `pagefold migrate`.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -27,9 +31,6 @@ The operator starts a QEMU with the same machine on the other host, without -S: 
 If anything fails before the guest stands still for the last part, it goes on here. When it runs there, its QEMU here is ended, and its
 frames are free. If this command is killed, QEMU goes on alone, and the same command ends a QEMU that the guest has left.
 
-With --postcopy, the guest goes on there when all memory was sent once, and fetches the rest. It is lost if this host, its QEMU here or the
-QEMU there ends before that is done. Both QEMUs need it: start the other one with -global migration.x-postcopy-ram=on.
-
 The stream is not encrypted. It holds all memory of the guest.")]
 pub struct Args {
     /// The guest, by id, name or pid
@@ -37,8 +38,8 @@ pub struct Args {
     /// The QEMU that waits for it: tcp:HOST:PORT, or unix:PATH
     #[arg(long, value_name = "URI", value_parser = parse_destination)]
     to: String,
-    /// Have the guest go on there when its memory was sent once, and fetch the rest; it is lost if either side ends meanwhile
-    #[arg(long)]
+    /// Refused, see [`POSTCOPY`]
+    #[arg(long, hide = true)]
     postcopy: bool,
     /// Most bytes a second [default: as QEMU has it, 128M unless it was told otherwise]
     #[arg(long, value_name = "SIZE", value_parser = cli::size::parse_bytes)]
@@ -108,6 +109,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let movable = Movable::of(&guest)?;
     if movable.has_gone()? {
         return left(args, &guest, &movable);
+    }
+    if args.postcopy {
+        return Err(Stop::Usage(POSTCOPY.into()).into());
     }
     check(args, &guest, &movable)?;
     if args.dry_run {

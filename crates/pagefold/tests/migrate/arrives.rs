@@ -134,27 +134,6 @@ fn sketch_of_the_destination_tells_what_is_there_already() {
     assert_eq!(to.status(), "running");
 }
 
-/// Memory changes faster than the link carries it, so only postcopy brings it to an end.
-#[test]
-fn postcopy_brings_a_guest_that_writes_all_the_time() {
-    if cannot_fold() {
-        return;
-    }
-    let [a, b] = hosts(400);
-    let Some(from) = Vm::up(&a) else { return };
-    from.tell("migrate-set-parameters", json!({"downtime-limit": 20})).expect("QEMU's settings");
-    let load = "seq 1000 600000 > /tmp/other; (while [ ! -e /tmp/over ]; do cp /tmp/other /tmp/copy; cmp /tmp/other /tmp/copy || \
-                echo x >> /tmp/bad; echo x >> /tmp/rounds; done; echo x > /tmp/done) >/dev/null 2>&1 &";
-    let digest = from.ask(&format!("seq 1 600000 > /tmp/known; {DIGEST}; {load}"));
-    let to = from.waits_on(&b, &["-global", "migration.x-postcopy-ram=on"]);
-    let moved = json_of(&migrate(&from, &["--json", "--postcopy", "--bandwidth", "24M"]));
-    assert_eq!((&moved["by_postcopy"], from.has_ended()), (&Value::Bool(true), true), "{moved}");
-    let end = "touch /tmp/over; while [ ! -e /tmp/done ]; do sleep 0.1; done; [ -s /tmp/rounds ] && [ ! -e /tmp/bad ] && sha256sum /tmp/known";
-    assert_eq!(to.ask(end), digest);
-    until(PATIENCE, "it is folded there", || folded_pages(&b.shown(), &to.name) > 0);
-    assert_eq!(to.ask(DIGEST), digest);
-}
-
 #[test]
 fn guest_arrives_although_its_mover_is_killed_and_the_same_command_ends_what_it_left() {
     if cannot_fold() {

@@ -32,27 +32,3 @@ fn guest_whose_link_is_lost_in_the_switch_stands_still_until_somebody_knows_and_
     let ended = migrate(&from, &[]);
     assert!(ended.status.success() && from.has_ended(), "{}", said(&ended));
 }
-
-/// The destination wants pages that only the source has, so that must neither end nor be stopped.
-#[test]
-fn source_is_kept_when_the_link_of_a_postcopy_is_lost() {
-    if cannot_fold() {
-        return;
-    }
-    let [a, b] = hosts(400);
-    let Some(from) = Vm::up(&a) else { return };
-    from.tell("migrate-set-parameters", json!({"downtime-limit": 20})).expect("QEMU's settings");
-    let load = "(while true; do cp /tmp/known /tmp/copy; done) >/dev/null 2>&1 &";
-    from.ask(&format!("seq 1 1000000 > /tmp/known; {load}"));
-    let _to = from.waits_on(&b, &["-global", "migration.x-postcopy-ram=on"]);
-    from.tell("migrate-set-parameters", json!({"max-postcopy-bandwidth": 1 << 20})).expect("QEMU's settings");
-    let (mover, _) = begin(&from, &["--postcopy", "--bandwidth", "24M", "--give-up", "1"]);
-    until(PATIENCE, "it goes on there", || {
-        from.tell("query-migrate", json!({})).is_ok_and(|found| found["status"] == "postcopy-active")
-    });
-    a.run(&["ip", "link", "set", "eth0", "down"]);
-    let output = mover.wait_with_output().expect("its end");
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(said(&output).contains("Keep that process"), "{}", said(&output));
-    assert_eq!((from.status().as_str(), from.has_ended()), ("finish-migrate", false));
-}

@@ -24,6 +24,7 @@ fn guest_that_cannot_be_moved_is_left_alone_with_the_reason() {
     );
     assert_eq!(a.pagefold(&["migrate", "nobody", "--to", "tcp:10.77.0.2:1"]).status.code(), Some(2));
 
+    refused(&["--postcopy"], 2, "postcopy is refused");
     vm.tell("stop", json!({})).expect("it stands still");
     refused(&[], 1, "it does not run: it is paused");
     vm.tell("cont", json!({})).expect("it goes on");
