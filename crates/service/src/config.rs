@@ -277,7 +277,7 @@ impl Config {
 /// Users that workers may have, from this one on.
 fn worker_uids(base: &Spanned<u32>) -> Result<Range<u32>, Wrong> {
     match *base.get_ref() {
-        first if first >= 100 && first < 1 << 31 => Ok(first..first + WORKER_UIDS.len() as u32),
+        first if (100..1 << 31).contains(&first) => Ok(first..first + WORKER_UIDS.len() as u32),
         first => {
             let why = format!("{first} is no user for workers: use 100 or more, such as 61184");
             Err(Wrong(base.span().start, why))

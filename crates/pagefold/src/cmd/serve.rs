@@ -79,6 +79,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   [sketch]                         # optional: sketches of guests for plans over many hosts, see docs/fleet.md
   every = \"10m\"
   dir = \"/var/lib/pagefold/sketches\"
+  keys = \"/var/lib/pagefold/sketch\"
   keep = 144                       # most files of this host there
   keep-size = \"1G\"               # most bytes of them
 
