@@ -56,13 +56,10 @@ impl Member {
         this
     }
 
-    /// The same, which no child gets. Forks are not followed from here on: then a fork probe may be the witness.
+    /// The same, which no child gets: then a fork probe may be the witness.
     pub fn not_inherited(self) -> Self {
         act::give_to_children(self.0.range(), false).unwrap();
-        let mut table = table::lock();
-        table.advise(self.0.range(), |advice| advice.dont_fork = true);
-        table.follow_forks(false);
-        drop(table);
+        table::lock().advise(self.0.range(), |advice| advice.dont_fork = true);
         self
     }
 
