@@ -20,9 +20,6 @@
 //!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
 //! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
 //!
-//! With postcopy, the switch begins when the guest goes on at the destination, which fetches the rest. QEMU never resumes the source after
-//! that. If the source ends before all is fetched, the guest is lost.
-//!
 //! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers nobody.
 
 mod checks;
@@ -56,8 +53,6 @@ const ZERO_PAGE_BYTES: u64 = 9;
 pub struct Wanted {
     /// The destination, as QEMU names it: `tcp:HOST:PORT` or `unix:PATH`.
     pub to: String,
-    /// Whether the guest goes on there when its memory was sent once, and fetches the rest.
-    pub is_postcopy: bool,
     /// Bound of the stream, in bytes a second; `None`: QEMU's own.
     pub bandwidth: Option<u64>,
     /// Time without progress after which the guest stays.
@@ -73,8 +68,6 @@ pub struct Moved {
     pub downtime_ms: u64,
     /// Bytes that were sent.
     pub sent_bytes: u64,
-    /// Whether the guest fetched the rest from the destination.
-    pub by_postcopy: bool,
 }
 
 /// A prediction of a migration; `None` where QEMU bounds the stream by nothing.

@@ -13,8 +13,6 @@ const LOST_AFTER: u32 = 10;
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 /// States of a guest after the switch has begun.
 const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];
-/// Passes over all memory that have begun when all of it was sent once.
-const SENT_ONCE: u64 = 2;
 
 /// A migration that is under way.
 pub(super) struct Follow<'a> {
@@ -25,8 +23,6 @@ pub(super) struct Follow<'a> {
     since: Instant,
     /// Whether this process has paused the guest, so as to cancel.
     is_paused_by_us: bool,
-    /// Whether the guest was told to go on there.
-    is_switched: bool,
 }
 
 /// How a migration has ended.
@@ -38,7 +34,7 @@ enum End {
 impl<'a> Follow<'a> {
     pub(super) fn of(target: &'a Target, wanted: &'a Wanted) -> Self {
         let since = Instant::now();
-        Self { target, wanted, sign: Value::Null, since, is_paused_by_us: false, is_switched: false }
+        Self { target, wanted, sign: Value::Null, since, is_paused_by_us: false }
     }
 
     /// Waits for its end.
@@ -95,15 +91,6 @@ impl<'a> Follow<'a> {
                     found["error-desc"].as_str().unwrap_or("the destination has hung up, or cannot be reached");
                 Ok(Some(End::Here(cli::printable(reason))))
             }
-            "active"
-                if self.wanted.is_postcopy
-                    && !self.is_switched
-                    && ram["dirty-sync-count"].as_u64() >= Some(SENT_ONCE) =>
-            {
-                qmp.execute("migrate-start-postcopy", json!({}))?;
-                self.is_switched = true;
-                Ok(None)
-            }
             _ => Ok(None),
         }
     }
@@ -154,13 +141,6 @@ impl<'a> Follow<'a> {
     /// Neither side is heard in the switch. The source is kept from going on.
     fn lost(&self, guest: &str, reason: &str) -> anyhow::Error {
         let (pid, to) = (self.target.process.pid, &self.wanted.to);
-        if self.is_switched {
-            return anyhow!(
-                "{guest} runs at {to}, without the memory that only its QEMU here has, process {pid}: {reason}. Keep that process. It may go on \
-                 when the link is back; otherwise by QMP's migrate-pause here, migrate-recover there, and migrate with resume here. When it \
-                 has all, the same command ends that process"
-            );
-        }
         if !self.target.process.stand_still() {
             return anyhow!("{guest} may be here or at {to}: {reason}, and process {pid} takes no signal of ours");
         }
@@ -182,6 +162,5 @@ fn moved(found: &Value) -> Moved {
         seconds: found["total-time"].as_f64().unwrap_or_default() / 1000.0,
         downtime_ms: found["downtime"].as_u64().unwrap_or_default(),
         sent_bytes: ram["transferred"].as_u64().unwrap_or_default(),
-        by_postcopy: ram["postcopy-bytes"].as_u64().is_some_and(|bytes| bytes > 0),
     }
 }

@@ -6,10 +6,10 @@ use guest::Qmp;
 use serde_json::{Value, json};
 
 /// Capabilities with which memory goes another way, or a guest that stays stands still.
-const OFF: [&str; 5] = ["multifd", "x-ignore-shared", "background-snapshot", "pause-before-switchover", "x-colo"];
+const OFF: [&str; 6] =
+    ["postcopy-ram", "multifd", "x-ignore-shared", "background-snapshot", "pause-before-switchover", "x-colo"];
 /// The capability by which the source waits for the destination's word.
 const RETURN_PATH: &str = "return-path";
-const POSTCOPY: &str = "postcopy-ram";
 
 /// Settings as they were.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Settings {
             let one = found.as_array().into_iter().flatten().find(|one| one["capability"] == name)?;
             one["state"].as_bool()
         };
-        let mut to_be = vec![(RETURN_PATH, true), (POSTCOPY, wanted.is_postcopy)];
+        let mut to_be = vec![(RETURN_PATH, true)];
         to_be.extend(OFF.map(|name| (name, false)));
         if let Some((name, _)) = to_be.iter().find(|(name, on)| *on && state(name).is_none()) {
             bail!("its QEMU knows no {name}");

@@ -120,12 +120,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::note_interrupts().context("cannot catch signals")?;
     let place = args.service.meant().place();
     place.make()?;
-    let wanted = Wanted {
-        to: args.to.clone(),
-        is_postcopy: args.postcopy,
-        bandwidth: args.bandwidth,
-        give_up: Duration::from_secs(args.give_up),
-    };
+    let wanted = Wanted { to: args.to.clone(), bandwidth: args.bandwidth, give_up: Duration::from_secs(args.give_up) };
     let turn = Ledger::open(place.dir())?.take_turn()?;
     ensure!(host::interrupted().is_none(), "this command was interrupted");
     let moved = movable.go(&wanted, place.dir(), turn)?;
@@ -175,10 +170,9 @@ fn show(args: &Args, guest: &Guest, moved: &Moved) -> anyhow::Result<Outcome> {
         output::line(all)?;
         return Ok(Outcome::Done);
     }
-    let how = if moved.by_postcopy { ", and fetched the rest" } else { "" };
     let source = if args.keep { "stands still for good" } else { "is ended" };
     output::line(format_args!(
-        "{id} runs at {}{how}: {:.1} s, {} sent; it stood still for {} ms. Its QEMU here {source}",
+        "{id} runs at {}: {:.1} s, {} sent; it stood still for {} ms. Its QEMU here {source}",
         args.to,
         moved.seconds,
         bytes(moved.sent_bytes),
