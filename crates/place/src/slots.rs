@@ -18,6 +18,8 @@ use std::os::unix::fs::FileExt;
 const MOST_PAGES: u64 = 1 << 28;
 /// Pages that are looked up at once.
 const BATCH_PAGES: u64 = 1 << 14;
+/// Most looks at a guest whose mappings change.
+const LOOKS: usize = 5;
 
 /// Folded pages of a guest, in page tables or not.
 #[derive(Default)]
@@ -42,11 +44,22 @@ impl Slots {
         self.contents.values().map(|slots| slots.len() as u64).sum()
     }
 
-    /// The folded pages of a guest.
+    /// The folded pages of a guest. It is looked at again, a few times, when mappings of it change meanwhile.
     ///
     /// # Errors
     /// A process has ended or may not be looked at, or there are too many.
     pub fn of(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
+        let mut folded = self.look(guest)?;
+        for _ in 1..LOOKS {
+            if folded.gone_mappings == 0 {
+                break;
+            }
+            folded = self.look(guest)?;
+        }
+        Ok(folded)
+    }
+
+    fn look(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
         let mut folded = Folded::default();
         for &pid in &guest.pids {
             folded.gone_mappings += each_stretch(pid, &|_| true, &mut |mapping, file, offset, entries| {
