@@ -63,6 +63,10 @@ fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
         "1",
         "--steady",
         "1",
+        "--settle",
+        "2",
+        "--reactions",
+        "5",
     ];
     let found = json_of(&pagefold(&[&args[..], &["--json"]].concat()));
     assert_documented(&["bench ksm --json"], &found);

@@ -127,7 +127,7 @@ impl Turn {
         scene.settle()?;
         let (before, begin) = (cpu(merger)?, Instant::now());
         merger.on()?;
-        let curve = Curve::until_stable(begin, before, u64::MAX, || {
+        let curve = Curve::until_stable(begin, before, u64::MAX, crate::ksm::curve::SETTLE_S, || {
             let progress = merger.progress()?;
             Ok(crate::ksm::curve::Progress { cpu_s: progress.cpu_s + beside()?, ..progress })
         })?;

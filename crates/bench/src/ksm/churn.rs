@@ -138,7 +138,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     let resident_pages = scene.taken()?.frames;
     let (equal, cpu_before) = (equal_pages(&scene.processes)?, scene.merger.cpu_s()?);
     scene.merger.on()?;
-    let first = Curve::until_stable(Instant::now(), cpu_before, equal, || scene.merger.progress())?;
+    let first = Curve::until_stable(Instant::now(), cpu_before, equal, o.settle, || scene.merger.progress())?;
     std::thread::sleep(REST);
     let vmas_before = scene.taken()?.vmas;
     let (begin, cpu_before) = (Instant::now(), scene.merger.cpu_s()?);

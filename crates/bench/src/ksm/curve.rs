@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 /// Interval between two points of the curve.
 const EVERY: Duration = Duration::from_millis(100);
-/// Growth of the merged pages below which merging counts as stable: 0.2% over one of the two spans that follow.
+/// Growth of the merged pages below which merging counts as stable: 0.2%.
 const STABLE: f64 = 0.002;
-/// Share of the equal pages from which nearly all are merged, and the span without growth that is stable then.
-const STABLE_FULL: (f64, Duration) = (0.97, Duration::from_secs(10));
-/// Span without growth that is stable while less is merged: longer, since the merger may be waiting for something.
-const STABLE_PART: Duration = Duration::from_secs(20);
+/// Share of the equal pages from which nearly all are merged.
+const FULL: f64 = 0.97;
+/// Seconds without growth that are stable when nearly all is merged. Twice as many are while less is: the merger may be waiting
+/// for something.
+pub const SETTLE_S: u64 = 10;
 /// Limit of the wait until merging is stable.
 const LONGEST: Duration = Duration::from_secs(240);
 
@@ -72,7 +73,8 @@ impl Curve {
         });
     }
 
-    /// Follows a merger until the number of merged pages is stable, given the number of equal pages.
+    /// Follows a merger until the number of merged pages is stable, given the number of equal pages and the seconds without growth
+    /// (see [`SETTLE_S`]).
     ///
     /// # Errors
     /// The progress cannot be read.
@@ -80,10 +82,11 @@ impl Curve {
         begin: Instant,
         cpu_s_before: f64,
         equal_pages: u64,
+        settle_s: u64,
         mut look: impl FnMut() -> anyhow::Result<Progress>,
     ) -> anyhow::Result<Self> {
         let mut curve = Self::default();
-        while !curve.is_stable(equal_pages) {
+        while !curve.is_stable(equal_pages, settle_s) {
             curve.add(begin, cpu_s_before, look()?);
             std::thread::sleep(EVERY);
         }
@@ -95,10 +98,10 @@ impl Curve {
         self.0.last().copied().unwrap_or_default()
     }
 
-    fn is_stable(&self, equal_pages: u64) -> bool {
+    fn is_stable(&self, equal_pages: u64, settle_s: u64) -> bool {
         let end = self.end();
-        let full = end.so_far.merged_pages as f64 >= equal_pages as f64 * STABLE_FULL.0;
-        let patience = if full { STABLE_FULL.1 } else { STABLE_PART }.as_secs_f64();
+        let full = end.so_far.merged_pages as f64 >= equal_pages as f64 * FULL;
+        let patience = if full { settle_s } else { 2 * settle_s } as f64;
         let Some(earlier) = self.0.iter().rev().find(|p| p.seconds <= end.seconds - patience) else { return false };
         let grown = end.so_far.merged_pages as f64 > earlier.so_far.merged_pages as f64 * (1.0 + STABLE);
         !grown || end.seconds > LONGEST.as_secs_f64()
@@ -132,7 +135,7 @@ mod tests {
 
     #[test]
     fn curve_without_growth_for_a_span_is_stable() {
-        let stable = |points: &[(f64, u64)]| curve(points).is_stable(1010);
+        let stable = |points: &[(f64, u64)]| curve(points).is_stable(1010, SETTLE_S);
         assert!(!stable(&[]));
         assert!(!stable(&[(0.0, 0), (10.0, 0)]));
         assert!(stable(&[(0.0, 0), (21.0, 0)]));

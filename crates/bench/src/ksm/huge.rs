@@ -5,7 +5,7 @@
 //!   two walkers start -> walk -> merging begins ... stable -> walk -> their pages are made to differ ... -> walk
 //! ```
 
-use super::curve::Curve;
+use super::curve::{Curve, SETTLE_S};
 use super::equal::{Guest, equal_pages, memory_of};
 use super::folding::Folding;
 use super::ksmd::{Ksmd, WholeHost, may_use};
@@ -182,7 +182,7 @@ fn turn(side: &'static str, folds: bool, mut merger: Box<dyn Merger>, memory: u6
     let equal_pages = if folds { equal_pages(&processes)? } else { 0 };
     let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
     merger.on()?;
-    let curve = Curve::until_stable(begin, cpu_before, equal_pages, || merger.progress())?;
+    let curve = Curve::until_stable(begin, cpu_before, equal_pages, SETTLE_S, || merger.progress())?;
     let merged = stage(&mut walkers, &processes, total)?;
     let saved_share = curve.end().so_far.merged_pages as f64 / total;
     walkers.iter_mut().try_for_each(Prober::differ)?;

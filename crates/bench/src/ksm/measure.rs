@@ -136,9 +136,9 @@ impl Scene {
 /// A process does not start, ends too early, or cannot be read.
 pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Turn> {
     let mut scene = Scene::set(side, o, dir, guardian)?;
-    let merging = merge(&mut scene)?;
+    let merging = merge(&mut scene, o.settle)?;
     let steady_cpu_s_per_s = steady(scene.merger.as_ref(), Duration::from_secs(o.steady))?;
-    let probed = probe(&mut scene)?;
+    let probed = probe(&mut scene, o.reactions)?;
     // Agents go on counting stalls while the prober is at work.
     let agent_stalls = scene.merger.account()?.agent_stalls;
     scene.end()?;
@@ -155,7 +155,7 @@ struct Merging {
 }
 
 /// Switches the merger on, and follows it until it is stable.
-fn merge(scene: &mut Scene) -> anyhow::Result<Merging> {
+fn merge(scene: &mut Scene, settle_s: u64) -> anyhow::Result<Merging> {
     let equal_pages = equal_pages(&scene.processes)?;
     let before = scene.taken()?;
     let name = scene.merger.name();
@@ -163,7 +163,7 @@ fn merge(scene: &mut Scene) -> anyhow::Result<Merging> {
     let cpu_before = scene.merger.cpu_s()?;
     let begin = Instant::now();
     scene.merger.on()?;
-    let curve = Curve::until_stable(begin, cpu_before, equal_pages, || scene.merger.progress())?;
+    let curve = Curve::until_stable(begin, cpu_before, equal_pages, settle_s, || scene.merger.progress())?;
     let after = scene.taken()?;
     let account = scene.merger.account()?;
     let Point { seconds, so_far: end } = curve.end();
@@ -181,8 +181,8 @@ struct Probed {
 }
 
 /// Asks the prober all its questions.
-fn probe(scene: &mut Scene) -> anyhow::Result<Probed> {
-    let (mut reactions, reactions_missed) = scene.prober.react()?;
+fn probe(scene: &mut Scene, reactions: u8) -> anyhow::Result<Probed> {
+    let (mut reactions, reactions_missed) = scene.prober.react(reactions)?;
     let first_writes = scene.prober.first_writes()?;
     let stall = scene.prober.stalls()?;
     if stall.merged_share < 0.99 {

@@ -1,6 +1,8 @@
 //! Options of `pagefold bench ksm`.
 
+use super::curve::SETTLE_S;
 use super::ksmd::WholeHost;
+use super::probe::REACTIONS;
 use clap::ValueEnum;
 use cli::exit::Stop;
 use cli::size::parse_bytes;
@@ -42,6 +44,12 @@ pub struct Options {
     /// Seconds of idleness over which the steady state is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub steady: u64,
+    /// Seconds without growth after which merging has ended; twice as many while less than 97% is merged
+    #[arg(long, value_name = "SECONDS", default_value_t = SETTLE_S, value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub settle: u64,
+    /// New duplicates that each side is given, to see how soon they are merged
+    #[arg(long, value_name = "N", default_value_t = REACTIONS, value_parser = clap::value_parser!(u8).range(1..=25))]
+    pub reactions: u8,
     /// Have the guests work, and show what is merged over time, in place of everything else
     #[arg(long)]
     pub churn: bool,

@@ -31,8 +31,8 @@ const ORIGINALS: usize = 512;
 const COPIES: usize = 4;
 /// Number of pages that merging the copies with their originals saves.
 pub const SUPERFLUOUS: u64 = (ORIGINALS * COPIES) as u64;
-/// Number of new duplicates that `react` waits for.
-const REACTIONS: usize = 25;
+/// Most new duplicates that `react` waits for.
+pub const REACTIONS: u8 = 25;
 /// Time limit for a new duplicate, or the read region, to be merged.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time after which `react` needs no more duplicates than this number.
@@ -128,10 +128,12 @@ fn seed(n: usize) -> u64 {
 pub fn run() -> anyhow::Result<Outcome> {
     let mut prober = Prober::new()?;
     answer_to(|what| match what {
-        "react" => prober.react(),
         "break" => prober.first_writes(),
         "stall" => prober.stalls(),
-        other => bail!("the prober cannot do {other:?}"),
+        other => match other.strip_prefix("react ").and_then(|number| number.parse().ok()) {
+            Some(duplicates) => prober.react(duplicates),
+            None => bail!("the prober cannot do {other:?}"),
+        },
     })
 }
 
@@ -155,7 +157,7 @@ impl Prober {
             pagemap: Pagemap::open(std::process::id())?,
             originals: Region::new(ORIGINALS)?,
             copies: Region::new(pages)?,
-            fresh: Region::new(REACTIONS)?,
+            fresh: Region::new(REACTIONS.into())?,
             read: Region::new(READ_PAGES)?,
         };
         prober.originals.fill((0..ORIGINALS).map(seed));
@@ -176,10 +178,10 @@ impl Prober {
         Ok(frame.is_some() && frame == self.frame(original)?)
     }
 
-    fn react(&mut self) -> anyhow::Result<Answer> {
+    fn react(&mut self, duplicates: u8) -> anyhow::Result<Answer> {
         let (mut seconds, mut missed) = (Vec::new(), 0);
         let first = Instant::now();
-        for n in 0..REACTIONS {
+        for n in 0..usize::from(duplicates.min(REACTIONS)) {
             if n >= REACTIONS_FOR.1 && first.elapsed() > REACTIONS_FOR.0 {
                 break;
             }

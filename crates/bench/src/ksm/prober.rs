@@ -55,9 +55,9 @@ impl Prober {
         serde_json::from_str(&line).context("the prober has ended, or says nonsense")
     }
 
-    /// Seconds until each new duplicate was merged, and the number of those that were not.
-    pub fn react(&mut self) -> anyhow::Result<(Vec<f64>, u64)> {
-        match self.ask("react")? {
+    /// Seconds until each of so many new duplicates was merged, and the number of those that were not.
+    pub fn react(&mut self, duplicates: u8) -> anyhow::Result<(Vec<f64>, u64)> {
+        match self.ask(&format!("react {duplicates}"))? {
             Answer::Reaction { seconds, missed } => Ok((seconds, missed)),
             other => bail!("the prober answers {other:?}"),
         }
