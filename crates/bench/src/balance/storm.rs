@@ -196,7 +196,7 @@ fn use_loans(host: &SmallHost, guests: &[Guest], floor: u64) -> anyhow::Result<(
         }
         let script = format!(
             "f=$(awk '/MemAvailable/ {{print int($2 / 1024) - 16}}' /proc/meminfo); [ $f -lt {most} ] || f={most}; \
-             [ $f -lt 1 ] || head -c ${{f}}m /dev/urandom > /tmp/x; rm -f /tmp/x"
+             [ $f -lt 1 ] || dd if=/dev/urandom of=/tmp/x bs=1M count=$f 2>/dev/null; rm -f /tmp/x"
         );
         rig::shell(guest, &script)?;
     }
@@ -226,8 +226,9 @@ fn fill() -> String {
     let (base, copies) = (4 << 20, SAME / (4 << 20));
     format!(
         "mount -o remount,size=95% /tmp; seq 10000000 99999999 | head -c {} > /tmp/base; for i in $(seq {copies}); do \
-         tail -c +$((i * 128)) /tmp/base | head -c {base}; done > /tmp/same; rm /tmp/base",
-        base + 4096
+         dd if=/tmp/base bs=64k iflag=skip_bytes skip=$((i * 128)) count={} 2>/dev/null; done > /tmp/same; rm /tmp/base",
+        base + 4096,
+        base >> 16
     )
 }
 

@@ -148,7 +148,8 @@ fn killed_at_any_instant_it_leaves_guests_with_their_guarantee() {
 }
 
 /// Fills a guest with a file in memory, which a guest without swap cannot give up, and prints a checksum of it.
-const FILL: &str = "mkdir /f && mount -t tmpfs -o size=120m none /f && head -c 110m /dev/urandom > /f/x && md5sum /f/x";
+const FILL: &str = "mkdir /f && mount -t tmpfs -o size=120m none /f && dd if=/dev/urandom of=/f/x bs=64k count=1760 2>/dev/null && \
+                    md5sum /f/x";
 /// Prints the checksum again, and the processes that were killed; and removes the file.
 const FREE: &str = "md5sum /f/x; grep oom_kill /proc/vmstat; rm /f/x";
 
