@@ -40,7 +40,7 @@ The process is not started anew, and need not have been started in any special w
 stopped for less than a millisecond, or for some on a busy host, and puts a thread of the agent's beside
 the program's own.
 While pages are being folded, all threads are stopped for some milliseconds at a time, one part
-in 20 at most, one in 4 while the program sleeps.
+in 20 at most, one in 3 while the program sleeps or is detached.
 
 You must be allowed to trace the process, and to use the group. A program pagefold-attach stays beside
 it until it ends or is detached. Root's service is needed (pagefold serve).
