@@ -11,6 +11,13 @@
 //!
 //! The asker makes the file by `memfd_create`, with the name of a segment of that group ([`file_name`]). By that, `audit` knows its
 //! mappings. A template is of one group alone. Another group that wants the same guest has a file of its own.
+//!
+//! | for the asker and for members | because |
+//! |---|---|
+//! | write no page of zeros into the file | a page that is empty takes no memory until a member reads it there: one page for the whole group |
+//! | a member's program uses `MADV_DONTFORK` for it, as QEMU does | memory that children inherit is born folded, and is not folded again |
+//! | a program that registers a userfaultfd of its own does it before other slots are placed there | afterwards the kernel answers `EBUSY` |
+//! | no balloon gives memory back | QEMU punches a hole into the file, which is sealed |
 
 use crate::place::Place;
 use host::{ForeignFile, Received, Seqpacket};
