@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Memory that one guest writes in a break storm until it stands still, in bytes: 64 MiB. docs/balance.md has the measurement.
+/// Memory that one guest writes in a break storm until it stands still, in bytes: 64 MiB. docs/balance.md has storms of four guests.
 const STORM_BYTES: u64 = 64 << 20;
 /// Part of all memory that is left for other programs: 1/20.
 const RESERVED_PART: u64 = 20;
