@@ -13,6 +13,12 @@
 //!
 //! So the program's thread makes one system call that it did not ask for, and the other threads are not stopped at all.
 //! The agent's thread has all signals blocked, and no file of the program's open.
+//!
+//! | the thread is given | |
+//! |---|---|
+//! | the process's page table | opened without the right to see frame numbers, as the kernel may hide it from the process's user |
+//! | `/dev/userfaultfd`, where this program may open it | code of the program could take it (`pidfd_getfd`) |
+//! | a working directory and root of its own | where the filters of system calls let a thread with these be made; else it has the program's, and changes none |
 
 use crate::ending::{Ending, unmapping};
 use crate::halt::Halts;

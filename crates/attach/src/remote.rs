@@ -1,4 +1,8 @@
 //! Makes system calls in another process, by one of its threads that is stopped.
+//!
+//! The instruction is one of the kernel's own code in the process (`vdso`). The program may have changed that. So number, arguments and
+//! place are compared when the call begins, and another call becomes none (`Remote::is_ours`). Each call has a time limit, but for
+//! those by which the agent's last thread leaves. Filters of system calls count for it as for any call of the program's.
 
 use crate::memory::Present;
 use act::{Registers, Resume, Stop, Tracee};

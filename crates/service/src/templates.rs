@@ -6,6 +6,9 @@
 //! | the file has the name of the group's pool | `audit`, and the check of a member that joins, know its mappings |
 //! | it is no file of another group's pool or templates | no frame is mapped by two groups |
 //!
+//! A worker has no say in it. A template that it alone knows, after a supervisor was killed, has no name: nobody is given it. The
+//! slots of a template are never filled again. So a member that lies about mapping one claims savings that are not there, and no more.
+//!
 //! A worker is told of a template before any member that comes later, and keeps it until the last one that maps it is gone.
 
 use super::group::Group;
