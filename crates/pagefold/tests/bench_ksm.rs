@@ -49,26 +49,8 @@ fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let args = [
-        "bench",
-        "ksm",
-        "--yes",
-        "--image",
-        "synthetic",
-        "--guests",
-        "2",
-        "--memory",
-        "64M",
-        "--rounds",
-        "1",
-        "--steady",
-        "1",
-        "--settle",
-        "2",
-        "--reactions",
-        "5",
-    ];
-    let found = json_of(&pagefold(&[&args[..], &["--json"]].concat()));
+    let words = "bench ksm --yes --image synthetic --guests 2 --memory 64M --rounds 1 --steady 1 --settle 2 --reactions 5 --json";
+    let found = json_of(&pagefold(&words.split(' ').collect::<Vec<_>>()));
     assert_documented(&["bench ksm --json"], &found);
     assert_eq!(knobs(), before);
     let round = &found["rounds"][0];
