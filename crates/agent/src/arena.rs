@@ -76,13 +76,14 @@ pub fn handed_out() -> PageRange {
     PageRange { start: HostVirt(start as u64), pages: (used.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
-/// Makes sure that this much can be allocated without asking the kernel. Returns `false` if it cannot.
+/// Makes sure that `bytes` bytes can be allocated without asking the kernel. Returns `false` if the kernel opens no
+/// more of the range.
 pub fn ensure(bytes: usize) -> bool {
     let _held = HEAP.lock_only();
     reserve() && open_to(USED.load(Ordering::Relaxed).saturating_add(bytes).saturating_add(HEADROOM_BYTES))
 }
 
-/// Gives away zeroed memory for ever: a stack, a buffer. An inaccessible page lies below it.
+/// Maps zeroed memory that is never given back: a stack, a buffer. An inaccessible page lies below it.
 pub fn map(bytes: usize) -> Option<PageRange> {
     let _held = HEAP.lock_only();
     let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
@@ -92,8 +93,8 @@ pub fn map(bytes: usize) -> Option<PageRange> {
     Some(PageRange { start: HostVirt((start + PAGE_BYTES) as u64), pages: (bytes >> PAGE_SHIFT) as u64 })
 }
 
-/// Leaves everything that was allocated before as it is, for ever, and begins with nothing. For a forked child, whose
-/// copy of the heap may be half changed: other threads of its parent may have been allocating at the fork.
+/// Begins an empty heap. Everything that was allocated before stays as it is, for ever. For a forked child: its copy of
+/// the parent's heap may be half changed. Other threads of the parent may have been allocating at the fork.
 ///
 /// # Safety
 /// The calling thread is the only one, and holds no memory of the arena that it is going to change.
@@ -230,7 +231,7 @@ unsafe impl GlobalAlloc for Arena {
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // Memory of a parent's arena is nobody's to give out again.
+        // Memory of a parent's arena is never freed in a child.
         if holds(place as usize) {
             // SAFETY: the caller gives back what `alloc` gave for this layout.
             unsafe { HEAP.lock_only().free(place, layout.size(), layout.align()) }

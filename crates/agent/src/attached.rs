@@ -1,6 +1,6 @@
-//! The agent as one object that `pagefold-attach` puts into a running process. It is a program with a C library and an
-//! allocator of its own, and runs on a thread that it did not start. It needs nothing of the process, whatever that is
-//! written in.
+//! The agent as one object that `pagefold-attach` puts into a running process. The object is a whole program with a C
+//! library and an allocator of its own. It runs on a thread that `pagefold-attach` made, and needs no library of the
+//! process, in whichever language the process is written.
 //!
 //! ```text
 //!   the object's C library starts, on a stack of its own, as in a new process
@@ -37,30 +37,31 @@ const OBJECT: &str = "PAGEFOLD_OBJECT";
 const ALL: &str = "PAGEFOLD_ALL";
 /// Variable with the number of mappings from which on folding adds no more.
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
-/// Variable with the place of a gate that this process has inherited, in hexadecimal.
+/// Variable with the address of a gate that this process has inherited from its parent, in hexadecimal.
 const GATE: &str = "PAGEFOLD_GATE";
-/// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
+/// Variable that makes the agent fold every page that has rested, even if it may soon be written again; for tests.
 const EAGER: &str = "PAGEFOLD_EAGER";
 
-/// Variable that says that the thread has the program's directories.
+/// Variable that is set if this thread shares its root and working directory with the program (`CLONE_FS`).
 const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// Serves this process until it is to leave it. Ends the thread.
+/// Runs the agent of this process until the agent is told to leave. Ends the thread.
 pub fn run() -> ! {
     // Folded pages do not need this thread. If a bug ends it, nothing more is folded.
     let _ = catch_unwind(|| {
         std::panic::set_hook(Box::new(|_| {}));
         world::join();
-        // A program that takes the place of the one which put this thread here finds it by its name.
+        // A `pagefold-attach` that takes the place of a killed one finds this thread by its name.
         // SAFETY: names the calling thread.
         unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         // SAFETY: the thread was started with this descriptor open in a table of its own, and nobody else uses it.
         let channel = unsafe { OwnedFd::from_raw_fd(0) };
         let Ok(pagemap) = world::open(channel.into()) else { return };
         if env::var_os(SHARED).is_none() {
-            // SAFETY: the directory that counts for this thread alone (it was made without `CLONE_FS`) holds no file system.
+            // SAFETY: the thread was made without `CLONE_FS`, so this changes its own working directory alone. At `/`,
+            // it keeps no other file system from being unmounted.
             unsafe { libc::chdir(c"/".as_ptr()) };
         }
         let Some((asked, object)) = asked() else { return };
@@ -101,7 +102,7 @@ fn asked() -> Option<(Asked, PageRange)> {
         eager: env::var_os(EAGER).is_some(),
         kernel: host::Kernel::this().release,
     };
-    // Elsewhere, the kernel has joined the thread-local data with memory of the program's.
+    // If the thread-local data lies outside the object, the kernel has joined its mapping with one of the program's.
     (object.start.0..object.end().0).contains(&thread_pointer()).then_some((asked, object))
 }
 

@@ -47,15 +47,15 @@ const STEP: u64 = 100;
 const BURST: u64 = 64;
 /// Least memory of its own for which a child enrols, in KiB: twice what its agent takes.
 const LEAST_KIB: u64 = 2048;
-/// Longest time between two looks whether it has that much: 1 min.
+/// Longest time between two checks of how much memory the child has written: 1 min.
 const LOOKS_AT_MOST: Duration = Duration::from_secs(60);
 /// Upper bound of the memory that the table takes for a range, in bytes.
 const EXTENT_BYTES: usize = 256;
 /// Attempts to read the list of mappings while the program changes none.
 const ATTEMPTS: usize = 4;
 
-/// Time up to which agents of children have been spent, in milliseconds. A child inherits it: a chain of forks is bounded,
-/// too.
+/// Time up to which agents of children are paid for, at one each [`STEP`], in milliseconds of the monotonic clock. A
+/// child inherits this value, so a chain of forks is bounded, too.
 static SPENT: AtomicU64 = AtomicU64::new(0);
 
 /// Memory that a child is going to know, copied before the fork.
@@ -91,9 +91,9 @@ fn spend(spent: &AtomicU64, now: u64) -> bool {
     spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).is_ok()
 }
 
-/// In the parent, once the child is there, or could not be made.
+/// Frees the list in the parent, after the fork or its failure.
 pub fn forked(known: Known) {
-    // The lock is held for the arena's sake.
+    // A thread of the program frees memory of the arena only with the table's lock held, which blocks signals.
     let _table = table::lock();
     drop(known);
 }
@@ -104,7 +104,7 @@ pub fn forked(known: Known) {
 /// The caller is the thread that forked, right after the fork: the only thread of the child, with all signals blocked.
 pub unsafe fn begin(known: Known) {
     spawn::begin_anew();
-    // The parent is about to filter its calls, or does.
+    // The parent's agent is ending or has ended, so the child gets none.
     if resign::is_asked() {
         return std::mem::forget(known);
     }
@@ -146,8 +146,9 @@ fn own_kib() -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Forgets all memory that is not as the table says: what was folded at the fork, and what changed at that moment. `notes`
-/// finds memory that another userfaultfd has. For the agent's thread of a child, before anything is folded.
+/// Removes from the child's table all memory that the kernel lists otherwise. This memory was folded at the fork, or
+/// changed during it. With `notes`, memory that is registered with another userfaultfd is removed, too. For the agent's
+/// thread of a child, before anything is folded.
 ///
 /// # Errors
 /// The list of mappings cannot be read.
@@ -156,7 +157,8 @@ pub fn compare(notes: Option<&Userfault>) -> Result<(), ()> {
     loop {
         left -= 1;
         let generation = table::lock().generation();
-        // Without the lock, as nobody must wait that long, unless the program never rests.
+        // The list is read without the table's lock, because hooks must not wait that long. Only the last attempt holds
+        // the lock.
         let held = (left == 0).then(table::lock);
         let mappings = maps::mappings(table::everything(), false).ok_or(())?;
         let mut table = held.unwrap_or_else(table::lock);
@@ -172,7 +174,7 @@ fn keep(table: &mut table::Guard, mappings: &[Mapping], notes: Option<&Userfault
     for mapping in mappings.iter().filter(|mapping| mapping.private && mapping.anonymous) {
         anonymous.entry(mapping.access).or_default().insert(mapping.range);
     }
-    // A mapping that the parent was folding at the fork is the keeper's.
+    // A mapping that the parent was folding at the fork is registered with the userfaultfd that the keeper reads.
     let is_free =
         |range| notes.is_none_or(|notes| notes.register(range, Watch::Writes) != Err(rustix::io::Errno::BUSY));
     for (range, traits) in table.known(table::everything()) {

@@ -110,7 +110,7 @@ impl Collapse {
         Ok(())
     }
 
-    /// Takes in whether a piece was collapsed, and how long the attempt took.
+    /// Records whether a piece was collapsed, and how long the attempt took.
     pub fn done(&mut self, place: PageRange, is_collapsed: bool, took: Duration) {
         let now = Instant::now();
         self.next = now + took * SHARE;
@@ -141,8 +141,9 @@ pub fn collapse_piece(
     let private = gaps_of(piece, &pooled);
     for part in &private {
         if let Some(notes) = notes {
-            // A mapping has one userfaultfd at most. If it has the program's own, this fails, and that one stays.
-            // Writes that are not noted from here on do no harm: pages are always compared before they are folded.
+            // A mapping is registered with one userfaultfd at most. If the program has registered its own, this call
+            // fails, and the program's stays. Writes that are not noted from here on do no harm: pages are always
+            // compared before they are folded.
             notes.register(*part, Watch::Writes)?;
             let _ = notes.unregister(*part);
         }
@@ -165,7 +166,7 @@ pub fn collapse_piece(
         // Lifts the protection, and wakes threads that sleep on it.
         private.iter().map(|part| following.watch().unregister(*part)).for_each(|_| ());
     }
-    // Threads that sleep on a piece that was replaced.
+    // Wakes threads that sleep on a page of a replaced piece.
     let _ = following.watch().wake(piece);
     result
 }
@@ -205,8 +206,8 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 fn replace(following: &Following, copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
     act::give_to_children(copy.range(), true)?;
     traits.inherited().apply(copy.range())?;
-    // Held, so that a thread that discards from here on does so in the mapping that has taken the piece's place. And
-    // a page that was discarded could not be read before writers are let in again.
+    // While this lock is held, no thread goes on to discard: later discards hit the mapping that replaces the piece. A
+    // page that was discarded before could not be read until writers are let in again.
     let held = following.hold();
     if held.kept(piece) != [piece] {
         return Err(Errno::BUSY);

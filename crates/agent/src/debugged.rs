@@ -1,8 +1,8 @@
 //! Debuggers that let one thread of the program run alone, as for a call of a function while all others stand still.
 //!
-//! If the agent's thread stands still, too, and holds the table's lock, a hook would wait for ever. So a hook that has waited
-//! for a while looks at the agent's thread. If a debugger has stopped it, the call is passed on as it is.
-//! That is as if it had been made by a bare system call: the agent finds out before it replaces anything there.
+//! If the agent's thread stands still, too, and holds the table's lock, a hook would wait for ever. So a hook that has
+//! waited for a while looks at the agent's thread. If a debugger has stopped it, the call is passed on as it is. To the
+//! agent, that is a system call past the hooks: before it replaces anything there, it finds the change.
 
 use crate::raw;
 use std::io::Write;

@@ -27,11 +27,11 @@ const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
 /// Longest time between two looks, while they find nothing new: 32 s.
 const SELDOM: Duration = Duration::from_secs(32);
 
-/// The memory that is asked for.
+/// The memory that is to be enrolled.
 struct Scope {
-    /// Whether that is all private anonymous memory, and not only what is advised to be merged.
+    /// Whether all private anonymous memory is enrolled, and not only memory with `MADV_MERGEABLE`.
     all: bool,
-    /// Where the agent lies.
+    /// Addresses of the agent's object.
     object: PageRange,
 }
 
@@ -85,7 +85,7 @@ impl Enrolment {
         self.due = now + self.pause.max(now.elapsed() * EVERY.1);
     }
 
-    /// Looks before a fold, which takes the advice that the last look has found.
+    /// Looks before a fold, because a fold gives slots the advice that the last look has found.
     pub fn look_before_fold(&mut self, section: &Section) {
         if self.looked.elapsed() > EVERY.0 {
             self.due = self.looked;
@@ -101,7 +101,7 @@ pub fn agree(table: &mut Guard, following: &Following, range: PageRange) {
     }
 }
 
-/// Takes in all mappings within a range.
+/// Makes the table agree with these listed mappings within a range.
 fn take_in(table: &mut Guard, listed: &[Mapping], following: &Following, within: PageRange) {
     let Some(scope) = SCOPE.get() else { return };
     let mut policies = Policies::default();

@@ -1,5 +1,5 @@
-//! Does what a worker asks for, in one order: private pages first, then those that were broken. The parts that stand
-//! beside it have modules of their own, each an `impl` of [`Folder`] or functions that need none.
+//! Carries out a worker's request to fold: private pages first, then pages that were folded and have been broken since.
+//! Other tasks have modules of their own, each an `impl` of [`Folder`] or functions without a [`Folder`].
 
 mod again;
 mod collapsing;
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome, Target};
 
 /// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
-/// counted when the most careful account leaves none to spend.
+/// counted when an upper bound of those made since leaves none to spend.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
 /// Time between two counts in a process in which nothing was folded since the last one: 60 s.
 const RECOUNT: Duration = Duration::from_secs(60);
@@ -57,7 +57,8 @@ pub struct Folder {
     no_refold_until: Option<Instant>,
     patience: Patience,
     turns: Turns,
-    /// Pieces that were not tried, because mappings could not be replaced at the moment: no fault of their pages'.
+    /// Pieces that were not tried, because mappings could not be replaced at the moment. Their pages do not count as
+    /// failed.
     not_held: Vec<PageRange>,
     /// Processor time of this thread when it last yielded.
     turn_began: Duration,
@@ -113,7 +114,8 @@ impl Folder {
         self.unfold = Unfold::new(Arc::clone(following));
     }
 
-    /// Why nothing may be folded: something may write this process's memory without pinning it. `None` if nothing may.
+    /// The reason why nothing may be folded: an open file through which memory may be written without a pin. `None` if
+    /// folding is safe.
     pub fn unpinned(&self) -> Option<&references::Reason> {
         self.surveyed.as_ref().err()
     }
@@ -128,7 +130,7 @@ impl Folder {
         self.most_vmas.0
     }
 
-    /// Whether no more mappings may be spent, by the most careful account since the last count.
+    /// Whether no more mappings may be spent: by the last count, and an upper bound of those that were made since.
     pub const fn is_out_of_vmas(&self) -> bool {
         self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas.0
     }
@@ -145,8 +147,8 @@ impl Folder {
         self.surveyed = references::survey().map(|()| generation);
     }
 
-    /// Counts mappings anew, reads the kernel's limit again, and forgets pages that failed long ago. The careful account alone
-    /// never says that no mappings are left.
+    /// Counts mappings anew, reads the kernel's limit again, and forgets pages that failed long ago. Folding never
+    /// stops by the upper bound alone: mappings are counted first.
     pub fn tidy(&mut self) {
         let now = Instant::now();
         if now >= self.count_due || self.runs_since_count > 0 && self.is_out_of_vmas() {
@@ -196,7 +198,7 @@ impl Folder {
         all
     }
 
-    /// Takes in which pages could not be folded.
+    /// Counts the pages that could not be folded, and has them left alone for a while.
     fn count_failures(&mut self, runs: &[FoldRun], all: &[Outcome], pagemap: &Pagemap, stats: &mut MemberStats) {
         let now = Instant::now();
         let not_held = std::mem::take(&mut self.not_held);
@@ -211,8 +213,8 @@ impl Folder {
                     }
                     self.patience.failed(page, now);
                     let page = PageRange { start: page, pages: 1 };
-                    // With the table's lock held: else ours might be registered before the one that the program is just
-                    // registering.
+                    // Asked with the table's lock held: else the agent's userfaultfd might be registered just before
+                    // the program's own.
                     let may_touch = |table: &table::Guard| table.is_foldable(page) && self.section.may_touch(page);
                     if *outcome == Outcome::Busy && may_touch(&table::lock()) {
                         reclaim(pagemap, page);
@@ -233,7 +235,7 @@ impl Folder {
         held.is_some()
     }
 
-    /// The means of folding, for memory that is to be as it was before the agent came.
+    /// The section, the witness and the turns, for restoring memory as it was before the agent came.
     #[cfg(any(test, not(target_env = "gnu")))]
     pub fn parts(&mut self) -> (&Section, &mut Witness, &mut Turns) {
         (&self.section, &mut self.witness, &mut self.turns)
@@ -325,7 +327,8 @@ impl Folder {
     }
 }
 
-/// Adds the broken pages of a piece, whose first outcome has this index. No part has pages in mappings of the program's and in others, too.
+/// Adds the broken pages of a piece to `again`. `at` is the index of the outcome of the piece's first page. A part lies
+/// either in the program's own mapping or in mappings of the pool.
 fn add_broken<'a>(
     table: &table::Table,
     (piece, source): (PageRange, Option<Source<'a>>),
@@ -342,22 +345,22 @@ fn add_broken<'a>(
     }
 }
 
-/// The outcome of folding after a wait for the table, where nothing may be folded any more.
+/// The outcome of all pages if folding was forbidden while this thread waited for the table; `None` if it may go on.
 fn refused(generation: u64) -> Option<Outcome> {
     if !world::is_held() {
         // The wait was so long that the program's threads were let go.
         return Some(Outcome::Busy);
     }
-    // Something was opened that may not even be able to wait for pages.
+    // The program has opened a file by which memory may be written without a pin.
     (references::generation() != generation).then_some(Outcome::Unpinned)
 }
 
-/// The parts of a piece for which this is true, as first page and number of pages.
+/// The parts of a piece for which `is_so` holds, as first page and number of pages.
 fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     if is_so(piece) { vec![(0, piece.pages)] } else { parts_by_page(piece, is_so) }
 }
 
-/// The same, where only single pages can be asked about.
+/// As [`parts`], if `is_so` takes single pages only.
 fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     let mut found: Vec<(u64, u64)> = Vec::new();
     for at in (0..piece.pages).filter(|at| is_so(PageRange { start: piece.start.add_pages(*at), pages: 1 })) {
@@ -369,8 +372,8 @@ fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u6
     found
 }
 
-/// Takes those pages as folded that map the kernel's zero page, and returns them. The kernel has put it in the place
-/// of zeros when their huge page was split.
+/// Notes as folded those pages that map the kernel's zero page, and returns them. The kernel has mapped it in place of
+/// zeros when their huge page was split.
 fn take_zeros(table: &mut table::Table, pagemap: &Pagemap, part: PageRange) -> Vec<PageRange> {
     let zeros = pagemap.zero_ranges(part.start, part.end()).unwrap_or_default();
     zeros.iter().for_each(|zeros| table.set_zeroed(*zeros));

@@ -71,19 +71,20 @@ pub struct Following {
     is_stale: AtomicBool,
     /// Whether slots may be mapped where the table does not know of any, in a process without hooks.
     has_moved: AtomicBool,
-    /// Whether another follower has taken its place.
+    /// Whether another follower has taken this one's place.
     is_retired: AtomicBool,
-    /// Becomes readable then.
+    /// File that becomes readable when another follower has taken this one's place.
     retirement: OwnedFd,
-    /// Whether its thread reads nothing any more.
+    /// Whether the follower's thread reads no message any more.
     has_ended: AtomicBool,
     /// Processor time of the follower's thread, in microseconds.
     cpu_us: AtomicU64,
-    /// Children that were born since it started.
+    /// Number of forks since the follower started.
     births: AtomicU64,
-    /// Whether no more of them are to come.
+    /// Whether the program has as many children as can be followed, so that its memory must become private.
     are_too_many: AtomicBool,
-    /// Becomes readable with every [`BIRTHS_TOLD`]th of them, and with the first change while the agent's thread rests.
+    /// File that becomes readable with every [`BIRTHS_TOLD`]th fork, and with the first change while the agent's thread
+    /// rests.
     alarm: OwnedFd,
     /// Whether the agent's thread rests: it sleeps for longer than it takes to look at an active program.
     is_resting: AtomicBool,
@@ -94,7 +95,7 @@ pub struct Shared {
     own: Follower,
     /// Children that have not been handed to the keeper.
     born: Vec<Follower>,
-    /// Whether the keeper has answered for all that were handed to it.
+    /// Whether the keeper has answered for all children that were handed to it.
     is_answered: bool,
     /// Children that may lack pages, because they were born while pages were out of reach.
     lacking: Vec<Follower>,
@@ -227,7 +228,7 @@ impl Following {
         self.births.load(Ordering::Relaxed)
     }
 
-    /// Whether, since the last call, children were born of which no more are to come: they are as many as can be followed.
+    /// Whether, since the last call, the program was found to have as many children as can be followed.
     pub fn found_too_many(&self) -> bool {
         self.are_too_many.swap(false, Ordering::SeqCst)
     }
@@ -248,7 +249,7 @@ impl Following {
     /// discarded memory waits for it.
     pub fn rest(&self, begins: bool) -> bool {
         self.is_resting.store(begins, Ordering::SeqCst);
-        // Looked at afterwards: a discard that comes later than this look finds the agent resting, and wakes it.
+        // Discards are looked up after the state was set: a later discard finds the agent resting, and wakes it.
         !begins || self.hold().all_discarded().is_empty()
     }
 
@@ -307,8 +308,8 @@ impl Following {
 
     /// Holds back every thread that discards or forks, once everything that happened before the call is known.
     pub fn hold_caught_up(&self) -> Held<'_> {
-        // Nobody's memory lies there. While a message is unread, the kernel refuses with `EAGAIN`; after that, for
-        // another reason.
+        // No memory is mapped at this page. While a message is unread, the kernel refuses the call with `EAGAIN`; after
+        // that, for another reason.
         let nowhere = PageRange { start: HostVirt(1 << 16), pages: 1 };
         self.until_read(|_| self.watch.protect(nowhere, false)).0
     }
@@ -358,8 +359,8 @@ impl Following {
         followed.is_ok() && self.may_replace(range, traits, kind)
     }
 
-    /// Without hooks, nothing is replaced but while the program's threads are stopped. It is then enough to look at the
-    /// kernel's list again.
+    /// Notes that the program changed mappings past the hooks. Without hooks, mappings are replaced only while the
+    /// program's threads are stopped. There it is enough to read the kernel's list again.
     fn lose_track(&self, how: &'static str) {
         if world::HOOKED {
             let _ = self.lost_track.set(how);
@@ -442,8 +443,8 @@ impl Following {
         while !self.is_retired.load(Ordering::Relaxed) {
             let (is_well, has_children) = {
                 let is_well = self.hold().read(self).is_ok();
-                // In between, the agent's thread gets its turn before the next fork. A section may wait for that for long, and
-                // so for the keeper's word that it alone follows children: that frees descriptors.
+                // The lock is given up in between, so that the agent's thread gets it before the next fork is read.
+                // During a section, children are handed to the keeper only if descriptors are short.
                 let mut shared = self.hold();
                 if !shared.is_in_section || !is_well || shared.born.len() >= keeper::descriptors() / 4 {
                     look_after(&mut shared.born, &mut keeper);
@@ -465,7 +466,7 @@ impl Following {
             }
             let time = match (has_children, keeper.is_idle() && self.follows_forks) {
                 (true, _) => Some(CHILDREN_EVERY),
-                // Nothing else tells that the keeper is gone.
+                // Only a look from time to time shows that the keeper is gone.
                 (false, false) => Some(KEPT_EVERY),
                 (false, true) => None,
             };
@@ -483,7 +484,7 @@ impl Following {
 }
 
 fn ring(file: &OwnedFd) {
-    // It fails only if it was not read for longer than anybody lives.
+    // The write fails only if the counter of the eventfd would overflow.
     let _ = rustix::io::write(file, &1_u64.to_ne_bytes());
 }
 
@@ -513,7 +514,7 @@ impl Shared {
                     following.wake();
                     following.lose_track("moved memory that was folded");
                     following.has_moved.store(true, Ordering::Relaxed);
-                    // The place that was left must read as zeros, and so must memory behind a mapping that has grown. A
+                    // The old place must read as zeros, and so must the pages by which the moved mapping has grown. A
                     // mapping of the pool would show the pool's bytes there.
                     let behind = following.maps.behind(PageRange { start: to, ..from });
                     [from, behind].into_iter().for_each(|range| self.own.note_discard(range));
@@ -530,7 +531,7 @@ impl Shared {
                     } else {
                         self.born.push(child);
                     }
-                    // It is handed on before the next one is read: each takes a descriptor.
+                    // This child is handed on before the next message is read: each child takes a descriptor.
                     return Ok(());
                 }
             }

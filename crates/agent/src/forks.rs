@@ -65,16 +65,16 @@ pub fn wait() {
 /// See the module's story.
 pub struct Forks {
     spent: Duration,
-    /// When it was looked at last, and when nothing was spent last.
+    /// Time of the last call of [`Forks::add`], and last time at which `spent` was 0.
     looked: Instant,
     began: Instant,
-    /// Forks since then.
+    /// Forks since `began`.
     forks: u64,
-    /// When the last rest ends, or ended.
+    /// End of the last rest: the time in which nothing is folded.
     until: Option<Instant>,
-    /// The time that the last rest took, or takes.
+    /// Length of the last rest.
     rest: Option<Duration>,
-    /// Whether that is for the number of children that live.
+    /// Whether the last rest began because too many children live, and not because of the cost of forks.
     are_too_many: bool,
 }
 
@@ -85,8 +85,8 @@ impl Forks {
         Self { spent, looked, began, forks: 0, until: None, rest: None, are_too_many: false }
     }
 
-    /// Takes in forks since the last call, of a process with so many mappings that folding has made. Returns the most
-    /// that may stay, if those are too many.
+    /// Counts `forks` since the last call, in a process in which folding has made `mappings` mappings. If they cost too
+    /// much, begins a rest, and returns the most mappings that may stay.
     pub fn add(&mut self, forks: u64, mappings: u64, now: Instant) -> Option<u64> {
         self.spent = self.spent.saturating_sub((now - self.looked) / SHARE);
         self.looked = now;
@@ -99,7 +99,7 @@ impl Forks {
             return None;
         }
         let tolerated = u64::try_from(((now - self.began) / SHARE).as_micros()).unwrap_or(u64::MAX);
-        // Half of it, as not all can be taken back to the page.
+        // Half of the tolerated number, because mappings cannot be given back to the page.
         let most = (tolerated / self.forks).saturating_sub(TELLING_US) / COST_US / 2;
         self.begin_to_rest(now);
         self.are_too_many = false;
@@ -107,20 +107,20 @@ impl Forks {
         Some(most)
     }
 
-    /// Takes in that no more children are to come that have to be followed: none may share a folded page.
+    /// Begins a rest because as many children live as can be followed: further ones may share no folded page.
     pub fn find_too_many(&mut self, now: Instant) {
         self.begin_to_rest(now);
         self.are_too_many = true;
     }
 
-    /// Whether it rests for the number of children that live.
+    /// Whether the last rest began because too many children live.
     pub const fn are_too_many(&self) -> bool {
         self.are_too_many
     }
 
     fn begin_to_rest(&mut self, now: Instant) {
         let rest = match (self.until, self.rest) {
-            // Those that are left are still too many.
+            // A rest that is not over keeps its length.
             (Some(until), Some(rest)) if now < until => rest,
             (Some(until), Some(rest)) if now < until + rest => page::doubled(Some(rest), REST),
             _ => page::doubled(None, REST),
@@ -128,7 +128,7 @@ impl Forks {
         (self.rest, self.until) = (Some(rest), Some(now + rest));
     }
 
-    /// How long nothing is folded yet; `None` if folding may go on.
+    /// Time until the rest ends; `None` if folding may go on.
     pub fn rests(&self, now: Instant) -> Option<Duration> {
         self.until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }

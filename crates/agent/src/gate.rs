@@ -231,7 +231,7 @@ struct Gate {
 }
 
 static GATE: OnceLock<Gate> = OnceLock::new();
-/// Whether the gate's thread is to end (1), and whether it serves no more (2).
+/// 1: the gate's thread is to end. 2: it serves no more.
 static END: AtomicU32 = AtomicU32::new(0);
 
 /// Opens the gate, and serves it from here on. `inherited` is the place of the one that a parent of this process had.

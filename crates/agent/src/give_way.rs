@@ -81,7 +81,8 @@ fn unregister(range: PageRange) {
     // the mapping is: nobody can register a mapping of another's.
     for mapping in maps::mappings(range, false).unwrap_or_default() {
         for ours in ours.iter().flatten().filter(|ours| ours.register(mapping.range, Watch::Writes).is_ok()) {
-            // A mapping that stays ours makes the program's own registration fail, and the program is told that.
+            // If a mapping stays registered with the agent's userfaultfd, the program's own registration fails with an
+            // error.
             let _ = ours.unregister(mapping.range);
         }
     }

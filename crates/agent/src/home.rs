@@ -100,7 +100,8 @@ pub fn watch(following: &Following, range: PageRange, traits: Traits) -> bool {
     following.may_replace(range, traits, Kind::Pool) && following.watch().register(range, act::Watch::Writes).is_ok()
 }
 
-/// Lets pages alone that lie in the program's own mapping, and writers in. Where slots were placed meanwhile, that is followed.
+/// Ends [`watch`]: unregisters pages in the program's own mapping, which lets writers in. Pages over which slots were
+/// placed meanwhile stay followed.
 pub fn leave(table: &Table, following: &Following, range: PageRange) {
     let mut placed = PageSet::new();
     table.placed_pages(range).into_iter().for_each(|part| placed.insert(part));
@@ -162,8 +163,8 @@ fn has_zeros(view: &PoolView, first: PoolSlot, pages: u64) -> bool {
     (0..pages).all(|n| unsafe { act::pages_equal(slots.start.add_pages(n), section::zeros()) })
 }
 
-/// Takes in that pages with homes were discarded, all with these traits: `is_absent` says whether all of them have no page of the process's own.
-/// Returns the pages of which nothing needs to be remembered any more.
+/// Handles a discard of pages with homes, all with these traits. `is_absent` says whether none of them has a private
+/// copy. Returns the pages whose discard need not be remembered any more.
 pub fn settle(
     table: &mut Table,
     (following, shared): (&Following, &Shared),

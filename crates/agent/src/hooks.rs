@@ -101,7 +101,7 @@ pub fn rest() {
     set_state(State::Inert);
 }
 
-/// The same for ever, and in the next program of this process, too.
+/// Makes this process inert for good. The next program that it executes has no agent, either.
 pub fn rest_for_good() {
     exec::carry_no_more();
     rest();
@@ -160,8 +160,8 @@ pub fn is_member() -> bool {
     state() == State::Member && !arena::holds(raw::stack())
 }
 
-/// Locks the table for a hook; `None` if the hook only has to pass the call on. That is so, too, where a debugger has the caller
-/// run alone while the agent's thread stands still.
+/// Locks the table for a hook; `None` if the hook only has to pass the call on. That is also the answer while a
+/// debugger lets the caller run alone and the agent's thread stands still.
 fn enter() -> Option<Guard> {
     // The agent's threads, known by their stacks, may hold the lock already, and their own mappings do not belong in
     // the table.

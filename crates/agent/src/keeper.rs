@@ -2,10 +2,11 @@
 //! when their parents are gone.
 //!
 //! The agent holds on to each userfaultfd that it has handed over, and hands it to the next keeper should this one be
-//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile. The keeper answers for
-//! each whether it follows it.
+//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile. For each
+//! child, the keeper answers whether it follows that child.
 //!
-//! Each takes a descriptor, of which the program's limit (`RLIMIT_NOFILE`) leaves the agent's table of files so many:
+//! Each child takes a descriptor in the agent's table of files. The program's limit (`RLIMIT_NOFILE`) bounds them, and
+//! is shared out like this:
 //!
 //! ```text
 //!   | a half, 512 at most | a quarter | the rest |
@@ -41,7 +42,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 const LEND_TIME: Duration = Duration::from_secs(20);
 /// Most children that are followed for a program that is folded.
 const MOST_FOLLOWED: usize = 512;
-/// Time for which the keeper may take no children before there are to be no more: 10 s. It may be starting again.
+/// Time for which the keeper may take no child before the program's memory is made private: 10 s. The keeper may be
+/// starting again.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Time between two looks whether the keeper has given a new connection a place: 1 ms.
 const PLACE_TIME: Duration = Duration::from_millis(1);
@@ -50,7 +52,7 @@ const PLACE_TIME: Duration = Duration::from_millis(1);
 pub struct Keeper {
     path: PathBuf,
     socket: Option<Seqpacket>,
-    /// Held while there is no connection, and given up for one: children may have taken all other descriptors by then.
+    /// Descriptor reserved for the next connection: children may have taken all others by then.
     spare: Option<OwnedFd>,
     kept: Vec<Follower>,
     /// Children that were handed over, by number, as long as the keeper has not answered.
@@ -58,11 +60,11 @@ pub struct Keeper {
     /// Children that the keeper does not follow, until somebody asks for them.
     back: Vec<Follower>,
     number: u32,
-    /// Whether the keeper was told that those which it has are its own alone, and has not answered.
+    /// Whether the keeper was told that it alone is to follow the children that it has, and has not answered.
     leaves: bool,
-    /// Whether the keeper has said that no more children are to come.
+    /// Whether the keeper has said that it has few places left.
     is_full: bool,
-    /// Since when it has taken none.
+    /// Time since which the keeper has taken no child; `None` if it takes children.
     refused: Option<Instant>,
     next: Instant,
     next_look: Instant,
@@ -87,17 +89,17 @@ impl Keeper {
         Self { path, socket, spare, kept, asked, back, number, leaves, is_full, refused, next: now, next_look }
     }
 
-    /// Whether it follows no child of this process.
+    /// Whether the keeper follows no child of this process.
     pub const fn is_idle(&self) -> bool {
         self.kept.is_empty() && self.asked.is_empty()
     }
 
-    /// Whether it has answered for all children that were handed over.
+    /// Whether the keeper has answered for all children that were handed over.
     pub const fn has_answered(&self) -> bool {
         self.asked.is_empty()
     }
 
-    /// Its socket, if an answer is due.
+    /// The socket to the keeper, if an answer is due.
     pub fn answers(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().filter(|_| self.leaves || !self.asked.is_empty()).map(AsFd::as_fd)
     }
@@ -123,7 +125,7 @@ impl Keeper {
                 }
                 return None;
             }
-            // It has a place at once, or is hung up on.
+            // The keeper gives a new connection a place at once, or hangs up.
             Some(Ok(Sent::NoPlace)) => return Some(child),
             // The keeper alone hangs up, once it follows none of the children of a connection any more.
             Some(Err(_)) => self.next_look = now,
@@ -134,12 +136,12 @@ impl Keeper {
         Some(child)
     }
 
-    /// Gives up a connection that is closed. The next one has none of its children.
+    /// Gives up a closed connection. The next connection begins without children.
     fn hang_up(&mut self) {
         (self.socket, self.leaves) = (None, false);
         self.spare = spare();
         if !self.asked.is_empty() {
-            // It may know no such request, or have none such as this process followed.
+            // The keeper may not know the request, or not follow children of a process such as this.
             self.refused.get_or_insert_with(Instant::now);
         }
         let mut all = std::mem::take(&mut self.kept);
@@ -148,7 +150,8 @@ impl Keeper {
         self.back.append(&mut all);
     }
 
-    /// Leaves the children that it has to the keeper alone, as soon as that agrees: descriptors are short.
+    /// Asks the keeper to follow the children that it has alone, because descriptors are short. This process closes
+    /// their userfaultfds once the keeper agrees.
     pub fn leave(&mut self) {
         if !self.leaves && !self.is_idle() {
             let sent = self.socket.as_ref().map(|socket| socket.send(&ALONE, &[]));
@@ -156,7 +159,8 @@ impl Keeper {
         }
     }
 
-    /// Whether no more children are to come, when `here` are followed here, and some `are_new`.
+    /// Whether the program's memory must become private, because too many children have to be followed. `here` is the
+    /// number of children that this process follows; `are_new`: some were born since the last call.
     pub fn is_to_give_way(&mut self, here: usize, are_new: bool) -> bool {
         let is_refused = here > 0 && self.refused.take_if(|since| since.elapsed() > REFUSED_FOR).is_some();
         let all = self.kept.len() + self.asked.len() + here;
@@ -170,7 +174,7 @@ impl Keeper {
         while self.answers().is_some() {
             match self.socket.as_ref().map(|socket| socket.receive_bare(&mut frame)) {
                 Some(Ok(Received::Nothing)) => break,
-                // It has answered for all of these before.
+                // The keeper has answered for all of these children before.
                 Some(Ok(Received::Frame(bytes))) if frame[..bytes] == ALONE_TOO && self.leaves => {
                     self.leaves = false;
                     self.kept.clear();

@@ -69,12 +69,13 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
         let all = pieces.len();
         let (is_any_late, is_held) = join(folder, pagemap, &mut pieces);
         if !is_held {
-            // Nothing was tried: time that a busy machine takes is not the pages' fault.
+            // Nothing was tried, because the program's threads did not stop in time. That does not count against
+            // `patience`.
             until = Instant::now() + patience;
         }
         let is_over = Instant::now() > until;
-        // A piece that joins nothing keeps others from joining. So none does as long as another may come between, and then a
-        // single one: others join that.
+        // A piece that becomes anonymous beside no anonymous neighbour is a mapping of its own. So this is done only
+        // while no other piece can join a neighbour, and for one piece at a time: others then join it.
         let mut done = all - pieces.len();
         if is_over || !is_any_late {
             for piece in &pieces {
@@ -98,9 +99,9 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
     }
 }
 
-/// Makes pieces anonymous that have a neighbour to join, in one direction and then in the other. Each piece beside memory
-/// of the program's can join that. Leaves the others. Says whether some of those are to be tried later, and whether
-/// the program's threads could be stopped each time.
+/// Makes pieces anonymous that have an anonymous neighbour to join: first in one direction, then in the other. Leaves
+/// the others in `pieces`. Returns whether some of these are to be tried later, and whether the program's threads could
+/// be stopped each time.
 fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> (bool, bool) {
     let (mut is_any_late, mut is_held) = (false, true);
     for side in [Side::Before, Side::Behind] {
@@ -109,7 +110,7 @@ fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Ma
         while !rest.is_empty() {
             let (group, others) = rest.split_at(first_group(rest));
             rest = others;
-            // Those behind one that was not tried could be taken for ones without neighbours.
+            // Pieces behind one that was not tried could be mistaken for pieces without neighbours.
             is_held &= folder.hold();
             let restored =
                 if is_held { restore_group(folder, pagemap, group, side) } else { vec![Restored::Later; group.len()] };
@@ -137,15 +138,15 @@ fn first_group(pieces: &[(PageRange, &Mapping)]) -> usize {
 /// The outcome of making a piece anonymous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Restored {
-    /// It is.
+    /// The piece is anonymous.
     Yes,
-    /// It has no neighbour to join.
+    /// The piece has no anonymous neighbour to join.
     Alone,
-    /// Something holds it.
+    /// Somebody holds a page of the piece.
     Later,
 }
 
-/// Ends the notes of writes: memory that is registered for them joins nothing else.
+/// Unregisters memory from the userfaultfd that notes writes: a registered mapping joins no other one.
 fn forget_writes(folder: &mut Folder) {
     let Some(notes) = folder.parts().0.notes() else { return };
     let table = table::lock();
@@ -204,8 +205,8 @@ fn is_pooled(mapping: &Mapping) -> bool {
     mapping.private && maps::is_pool_file(mapping.file)
 }
 
-/// A page that maps the pool, and that this process has inherited at its birth: another follower looks after it. `Err`: the
-/// list of mappings cannot be read.
+/// A page in a mapping of the pool that this process has inherited at its fork, and that another follower looks after.
+/// `Err`: the list of mappings cannot be read.
 pub fn inherited(following: &Following) -> Result<Option<HostVirt>, ()> {
     let all = maps::mappings(table::everything(), false).ok_or(())?;
     let mut others = all.iter().filter(|mapping| is_pooled(mapping) && !following.follows(mapping.range.start));
@@ -214,17 +215,18 @@ pub fn inherited(following: &Following) -> Result<Option<HostVirt>, ()> {
 
 /// A piece of a group that is to be made anonymous.
 struct Piece {
-    /// Its place in the group.
+    /// Index of the piece in the group.
     at: usize,
     range: PageRange,
     traits: Traits,
     was_locked: bool,
-    /// Whether it maps the pool, so that it may be replaced.
+    /// Whether the piece still maps the pool, so that it may be replaced.
     may: bool,
 }
 
 impl Piece {
-    /// Makes it the program's own, if it has a neighbour to join on this side, or may have one when `last` is anonymous.
+    /// Unlocks a piece and makes it writable, if it has a neighbour to join on this side, or will have one once `last`
+    /// is anonymous.
     fn begin(
         (following, table): (&Following, &table::Guard),
         (at, (range, mapping)): (usize, &(PageRange, &Mapping)),
@@ -232,7 +234,8 @@ impl Piece {
         last: Option<PageRange>,
     ) -> Option<Self> {
         let range = *range;
-        // As the table knows it of memory that it enrolled; huge pages and the like are not to be seen in the pool's mapping.
+        // For enrolled memory, the table's record: a mapping of the pool does not show advice on huge pages and the
+        // like.
         let advice = table.traits(range).map_or(mapping.advice, |traits| Advice {
             dont_fork: mapping.advice.dont_fork,
             dont_dump: mapping.advice.dont_dump,
@@ -242,7 +245,8 @@ impl Piece {
         if !side.joins(range, last) {
             side.neighbour((following, table), range, traits)?;
         }
-        // Locked memory is not replaced. Nobody runs who could notice that it is not for a moment.
+        // Locked memory is not replaced, so it is unlocked for a moment. The program's threads are stopped, and cannot
+        // notice.
         let was_locked = world::is_held() && maps::is_locked(range);
         if was_locked {
             unlock(range);
@@ -254,7 +258,7 @@ impl Piece {
         Some(Self { at, range, traits, was_locked, may })
     }
 
-    /// Lets the program have it again: as anonymous memory, or in the pool as before.
+    /// Gives the piece back to the program: as anonymous memory, or in the pool as before.
     fn end(&self, following: &Following, table: &mut table::Guard, is_done: bool) {
         let Self { range, traits, .. } = *self;
         // If the threads have been let go meanwhile, another mapping may lie there.
@@ -271,8 +275,8 @@ impl Piece {
     }
 }
 
-/// Makes the pieces of a group anonymous that nobody else holds a page of, and that have such a neighbour. The program's threads are
-/// stopped. Says what became of each.
+/// Makes those pieces of a group anonymous that have a neighbour on this side, and of which nobody else holds a page.
+/// The program's threads are stopped. Returns what became of each piece.
 fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &Mapping)], side: Side) -> Vec<Restored> {
     let mut restored = vec![Restored::Alone; group.len()];
     let following = Arc::clone(folder.parts().0.following());
@@ -286,7 +290,7 @@ fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &M
     let mut free = are_free(folder, &table, pagemap, &ranges).into_iter();
     for piece in &pieces {
         let is_free = piece.may && free.next().unwrap_or(false);
-        // Asked again: the one before may have become anonymous, or not.
+        // The neighbour is looked up again: only now it is known whether the piece before has become anonymous.
         let neighbour = side.neighbour((&following, &table), piece.range, piece.traits);
         let is_done = is_free
             && neighbour.is_some_and(|neighbour| replace(&following, (piece.range, neighbour), piece.traits).is_ok());
@@ -302,7 +306,7 @@ fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &M
         let _ = following.watch().wake(piece.range);
     }
     drop(table);
-    // It touches the pages, as a write does: it would wait for ever while writers are kept out.
+    // Locking touches the pages, as a write does, and would wait for ever while writers are kept out.
     pieces.iter().filter(|piece| piece.was_locked).for_each(|piece| lock(piece.range));
     restored
 }
@@ -350,14 +354,14 @@ fn replace(
     let advice = traits.advice;
     let watch = following.watch();
     let copy = MemberMemory::new(piece.pages)?;
-    // After `mlockall(MCL_FUTURE)` it is locked, and the kernel moves nothing from there.
+    // After `mlockall(MCL_FUTURE)` the copy is locked, and the kernel moves no page out of locked memory.
     copy.unlock();
     if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
         return Err(Errno::BUSY);
     }
     // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
     let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
-    // After `mlockall(MCL_FUTURE)` it is full of zeros already.
+    // After `mlockall(MCL_FUTURE)` the fresh mapping is locked and full of zeros already.
     fresh.unlock();
     fresh.drop_pages(piece.pages);
     Traits { advice, ..Traits::default() }.inherited().apply(fresh.range())?;
@@ -365,7 +369,7 @@ fn replace(
         advise(fresh.range(), libc::MADV_MERGEABLE);
     }
     watch.register(fresh.range(), Watch::Missing)?;
-    // It joins only what is registered in the same way. Its pages then belong to what they belonged to at first.
+    // The fresh mapping joins its neighbour only if both are registered with the userfaultfd in the same way.
     neighbour.into_iter().for_each(|neighbour| _ = watch.register(neighbour, Watch::Missing));
     // Making pages private, and the witness, may have taken so long that the threads were let go.
     if !following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
@@ -391,7 +395,7 @@ fn replace(
 fn fill(following: &Following, piece: PageRange, copies: PageRange) {
     let (mut at, end) = (piece.start, piece.end());
     while at < end {
-        // Held, so that nobody discards between this look at what was discarded and the move.
+        // While this lock is held, nobody discards between the look at discarded pages and the move.
         let shared = following.hold();
         let rest = PageRange { start: at, pages: end.page() - at.page() };
         let Some(kept) = shared.kept(rest).first().copied() else { return };

@@ -31,7 +31,7 @@ impl<T> Lock<T> {
         Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// Makes it a free lock of this value, whatever state it is in. The former value is not dropped.
+    /// Makes this a free lock around `value`, in whichever state it was. The former value is not dropped.
     ///
     /// # Safety
     /// No other thread uses the lock, and nobody holds a guard of it that is still to be dropped.
@@ -44,7 +44,7 @@ impl<T> Lock<T> {
     /// Waits for the value, with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
         if arena::is_own_thread() {
-            // One of the agent's own threads, which run with all signals blocked (`spawn`).
+            // The caller is one of the agent's own threads, which run with all signals blocked (`spawn`).
             return self.lock_only();
         }
         let signals = raw::set_signal_mask(u64::MAX);
@@ -52,7 +52,8 @@ impl<T> Lock<T> {
         Guard { lock: self, signals: Some(signals) }
     }
 
-    /// As [`Lock::lock`], for a thread of the program's. Each time that it has waited for so long, it asks whether to give up.
+    /// As [`Lock::lock`], for a thread of the program's. Each time that the thread has waited for `wait`, it asks
+    /// `give_up` whether to return `None`.
     pub fn lock_unless(&self, wait: Duration, give_up: impl Fn() -> bool) -> Option<Guard<'_, T>> {
         let signals = raw::set_signal_mask(u64::MAX);
         if self.acquire_unless(Some(wait), give_up) {

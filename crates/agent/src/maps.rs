@@ -79,12 +79,13 @@ static POOL_DEVICE: AtomicU64 = AtomicU64::new(0);
 pub fn know_pool(file: &Stat) {
     POOL_DEVICE.store(file.st_dev, Ordering::Relaxed);
     if !know_file(file.st_ino) {
-        // A pool has 256 segments at most. The others are of files that are gone, if nothing of them is mapped here.
+        // All places are taken, although a pool has 256 segments at most. So the numbers of files of which nothing is
+        // mapped here are dropped.
         let mapped = mappings(crate::table::everything(), false).unwrap_or_default();
         let is_mapped = |number| mapped.iter().any(|mapping| mapping.file == (file.st_dev, number));
         let gone = POOL_FILES.iter().filter(|known| !is_mapped(known.load(Ordering::Relaxed)));
         gone.for_each(|known| known.store(0, Ordering::Relaxed));
-        // Without a free place, its mappings are taken for the program's own, which are left alone.
+        // If no place is free even now, mappings of the file are taken for the program's own, and left alone.
         know_file(file.st_ino);
     }
 }
@@ -366,7 +367,7 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "dd" => mapping.advice.dont_dump = true,
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
-        // Hooks do not see these, so a table that they keep must not have them for some of its memory.
+        // The hooks do not record these two, so they must not appear in a table that the hooks keep.
         "mg" if !crate::world::HOOKED => mapping.advice.mergeable = true,
         "nr" if !crate::world::HOOKED => mapping.advice.no_reserve = true,
         _ => {}

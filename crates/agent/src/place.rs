@@ -77,7 +77,7 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
     }
     if !is_followed_first {
         let register = |_| following.watch().register(piece, Watch::AbsentAndWrites).is_ok();
-        // This fails for want of memory alone, and the kernel finds some in the end.
+        // Registering fails only when memory is short, and the kernel finds some in the end.
         let _ = (0..ATTEMPTS).any(|n| {
             register(n) || {
                 std::thread::yield_now();

@@ -72,7 +72,7 @@ enum Sticky {
 /// How long a survey's finding holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Holds {
-    /// For this survey. Nothing was found; it could not look.
+    /// For this survey alone: the survey could not look at a file.
     Once,
     /// While the file is open, and [`LINGER`] longer.
     While,
@@ -131,7 +131,7 @@ pub fn survey() -> Result<(), Reason> {
     take_in(&mut SEEN.lock(), found)
 }
 
-/// Takes in a survey's finding, and answers with what holds now.
+/// Records a survey's finding. Returns the reason that holds now, if there is one.
 fn take_in(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, Holds)>) -> Result<(), Reason> {
     match (&*seen, found) {
         (Some((reason, None)), _) => return Err(reason.clone()),
@@ -160,12 +160,13 @@ fn distrusted() -> Distrusted {
     Distrusted(DISTRUSTED.load(Ordering::Relaxed))
 }
 
-/// Notes that something was opened that is not known, and need not be remembered.
+/// Changes the generation, because a file was opened that is not known to pin or to copy. Surveys find that file by
+/// themselves.
 fn stir() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Notes that something was opened or done that can never be forgotten.
+/// Notes for good a reason that outlives the open file, and changes the generation.
 fn stick(what: Sticky, detail: u32) {
     let _ = STICKY.compare_exchange(0, (what as u64) << 32 | u64::from(detail), Ordering::SeqCst, Ordering::SeqCst);
     stir();
@@ -208,8 +209,8 @@ fn in_hook(file: Facts, mount: u64) {
         Verdict::PlainReads | Verdict::ByName | Verdict::BySocket => stir(),
         Verdict::ByDevice => {
             stir();
-            // A section that is under way ends before the program has the device, which may take pages by pins that do
-            // not wait. Those that come later find the generation changed before a page is out.
+            // Waits for the end of a section that is under way, because the device may pin pages without waiting for
+            // absent ones. Later sections find the generation changed before they take a page out.
             drop(table::lock());
         }
     }

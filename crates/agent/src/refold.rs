@@ -117,8 +117,8 @@ fn first_group<'a, 'b>(parts: &'b [Part<'a>]) -> &'b [Part<'a>] {
     &parts[..parts.iter().take(GROUP_PARTS).take_while(fits).count().clamp(1, parts.len())]
 }
 
-/// Counts all pages as busy, to begin with, and brings in their slots. This process may not have looked at them for a
-/// while, and writers would have to wait for that.
+/// Sets the outcome of all pages to `Busy`, and makes their slots present in the view. Otherwise writers would have to
+/// wait for page faults in the view.
 fn prepare(group: &[Part<'_>], outcomes: &mut [Outcome]) {
     for part in group {
         outcomes[part.at..part.at + part.range.pages as usize].fill(Outcome::Busy);
@@ -156,7 +156,7 @@ fn let_writers_in(table: &Table, following: &Following, kept_out: &[&Part<'_>]) 
         for pooled in table.pooled_pages(part.range) {
             following.let_writers_in(pooled);
         }
-        // Threads that sleep on pages that were replaced.
+        // Wakes threads that sleep on pages that were replaced.
         let _ = following.watch().wake(part.range);
     }
 }

@@ -234,7 +234,7 @@ fn all_parts(table: &Table, range: PageRange) -> Vec<(PageRange, Traits)> {
     let mut known = PageSet::new();
     parts.iter().for_each(|(part, _)| known.insert(*part));
     if !known.missing(range).is_empty() {
-        // Of a file, the kernel leaves the mapping there.
+        // Mappings of files are left out: with `MREMAP_DONTUNMAP`, the kernel itself leaves those at the old place.
         let mappings = maps::mappings(range, true).unwrap_or_default().into_iter().filter(|mapping| mapping.anonymous);
         for Mapping { range: mapped, access, advice, .. } in mappings {
             let traits = Traits { access, advice, ..Traits::default() };

@@ -53,8 +53,9 @@ pub fn is_asked() -> bool {
     STATE.load(Ordering::SeqCst) != WORKING
 }
 
-/// Ends what the agent's thread looks after, if it leaves because a worker has told it. Says whether that is so. The hooks go on: memory
-/// that was folded lies in several mappings, which the kernel alone would not move at once (`mremap`). For the agent's thread, at its end.
+/// Returns whether the agent ends because a worker has told it to. If so, the next program of this process (`execve`)
+/// gets no agent, and no userfaultfd yields to the program's any more. The hooks go on: memory that was folded lies in
+/// several mappings, which the kernel alone would not move at once (`mremap`). For the agent's thread, at its end.
 pub fn end_as_told() -> bool {
     let is_so = STATE.load(Ordering::SeqCst) == GONE && TOLD.load(Ordering::SeqCst);
     if is_so {
@@ -101,13 +102,15 @@ pub fn ask(for_good: bool) -> bool {
     }
 }
 
-/// Has the agent end, which a worker has told it. No thread of the program's waits for that. For the agent's thread.
+/// Makes the agent end because a worker has told it to. No thread of the program's waits for the end. For the agent's
+/// thread.
 pub fn be_told_to_leave() {
     TOLD.store(true, Ordering::SeqCst);
     let _ = change(WORKING, ASKED);
 }
 
-/// Makes everything anonymous, so that the agent may end. Says whether it may. For the agent's thread, apart from the worker.
+/// Makes all memory in mappings of the pool anonymous, so that the agent may end. Returns whether the agent may end.
+/// For the agent's thread, while it has no connection to a worker.
 pub fn give_up_all(folder: &mut Folder, (pagemap, pool): (&Pagemap, &Pool), stats: &mut MemberStats) -> bool {
     let (mut until, mut before) = (Instant::now() + PATIENCE, u64::MAX);
     give_way::want(table::everything(), true);

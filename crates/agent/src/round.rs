@@ -126,16 +126,16 @@ pub struct Rounds {
     /// Pages that may be fingerprinted as parts of huge ones.
     allowed_huge: Allowance,
     began: Instant,
-    /// Fingerprints of the last round, where writes are not noted.
+    /// Fingerprints of the last round, by page number; only used where the kernel does not note writes.
     seen: BTreeMap<u64, u64>,
     rested: VecDeque<Rested>,
-    /// Where the last search ended that used up its budget, where writes are not noted.
+    /// End of the last search that used up its budget; only used where the kernel does not note writes.
     from: HostVirt,
     generation: u64,
     /// The table's generation when changes were last noticed.
     noticed: u64,
     armed: Instant,
-    /// Whether no round was made.
+    /// Whether no round was made yet.
     is_first: bool,
     reader: SoftReader,
 }
@@ -183,8 +183,8 @@ impl Rounds {
         if self.rested.is_empty() { self.next.saturating_duration_since(now) } else { Duration::ZERO }
     }
 
-    /// Looks at all memory that was asked in, if a round is due. `rate` is the most pages that may be fingerprinted in a
-    /// second; `huge` says whether huge pages are looked at. Returns how many pages it looked at.
+    /// Looks at all enrolled memory, if a round is due. `rate` is the most pages that may be fingerprinted in a second;
+    /// `huge` says whether huge pages are looked at. Returns how many pages it looked at.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -241,7 +241,7 @@ impl Rounds {
             self.last_change = now;
         }
         let apart = self.apart(now).max(rest(now - self.last_change));
-        // All that there is when watching begins is reported with the second round.
+        // Pages that exist when watching begins are reported with the second round.
         let is_first = std::mem::take(&mut self.is_first);
         self.next = now + if is_first { apart.min(self.soon()) } else { apart };
     }
@@ -252,7 +252,7 @@ impl Rounds {
         if self.eager { 0 } else { (pages / share).clamp(least, most) }
     }
 
-    /// Takes in that the program has run for `age` and is idle ([`Turnover::begin_quiet`]).
+    /// Records that the program has run for `age` and is idle ([`Turnover::begin_quiet`]).
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         self.turnover.begin_quiet(age, now);
     }
@@ -270,7 +270,7 @@ impl Rounds {
         }
     }
 
-    /// The least time between two rounds, after the rest that there was until this moment.
+    /// The least time between two rounds, by the time for which nothing has changed.
     pub fn rest_in(&self, now: Instant) -> Duration {
         rest(now - self.last_change)
     }
@@ -285,8 +285,7 @@ impl Rounds {
         self.next = self.next.min(self.last + self.apart(now));
     }
 
-    /// Takes in that pages were folded. Their neighbourhood is looked at sooner, if looking is the lesser part of the
-    /// work.
+    /// Brings the next round forward because `folded` pages were folded, if rounds cost less than folding.
     pub fn hurry(&mut self, folded: usize) {
         if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.cost {
             return;
@@ -299,8 +298,8 @@ impl Rounds {
         (self.cost * HURRIED_SHARE).max(CLOSEST)
     }
 
-    /// Begins to watch memory that is not watched: it was asked in, opened or made private since the last time. Says
-    /// whether there was any.
+    /// Begins to watch memory that is not watched yet: it was enrolled, opened or made private since the last time.
+    /// Returns whether there was any.
     fn arm(&mut self, pagemap: &Pagemap, notes: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
         let generation = table::lock().generation();
         if generation == self.generation && now < self.armed {
@@ -315,8 +314,8 @@ impl Rounds {
         let (mut open, mut is_any) = (Vec::new(), false);
         table.foldable(&mut open);
         for range in overlapping(&open, &unwatched) {
-            // Memory that cannot be registered is not ours to fold; the section finds that out by itself. Like broken pages,
-            // it is found again each time, and is no change.
+            // Memory that cannot be registered may not be folded; the section finds that out by itself. Each round
+            // finds that memory again, as it finds broken pages, and does not count it as a change.
             is_any |= notes.register(range, Watch::Writes).is_ok();
         }
         Ok(is_any)
@@ -337,8 +336,8 @@ impl Rounds {
         if self.eager { Change::Little } else { self.turnover.change(now) }
     }
 
-    /// Tells pages that were written from pages that are only new to us, and returns both. New pages have just begun
-    /// to be watched, or were parts of huge pages.
+    /// Separates pages that were written from pages that are new to the agent. New pages have just begun to be watched,
+    /// or were parts of huge pages.
     fn tell_new(&mut self, found: Vec<PageRange>, armed: bool) -> (Vec<PageRange>, Vec<PageRange>) {
         let split = self.huge.take_split();
         match (armed, self.notes_writes) {
@@ -459,7 +458,8 @@ impl Rounds {
         read
     }
 
-    /// Has pages reported again that have rested and could not be made use of.
+    /// Makes pages that have rested be reported later. Folding them failed a moment ago, or they hold zeros that wait
+    /// until the member is idle.
     pub fn take_back(&mut self, pages: &[Rested]) {
         let mut table = table::lock();
         for Rested { range, kind } in pages {
@@ -552,7 +552,7 @@ impl Rounds {
         u32::try_from((now - self.began).as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Takes in that a huge page has come to be whose contents are not new: a piece was collapsed.
+    /// Records a huge page that a collapse has made, so that its contents do not count as new.
     pub fn know_huge(&mut self, start: HostVirt) {
         self.huge.know(start);
     }
@@ -563,11 +563,11 @@ impl Rounds {
         self.allowed.left(rate, now)
     }
 
-    /// Finds the broken pages, and has those fingerprinted whose time has come, as far as `rate` allows. Returns how many these
-    /// are.
+    /// Finds the broken pages, and queues those to be fingerprinted that are due, as far as `rate` allows. Returns
+    /// their number.
     pub fn look_at_broken(&mut self, rate: Option<u32>, now: Instant) -> u32 {
         let ranges = table::lock().refoldable();
-        // The other half is for pages that were not folded before.
+        // The other half of the budget is for pages that were not folded before.
         let budget = self.small_left(rate, now).div_ceil(2);
         let due = self.broken.look(&ranges, self.seconds(now), budget, (self.first_wait(), self.change(now)));
         let pages = pages_of(&due);
@@ -576,10 +576,10 @@ impl Rounds {
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
-    /// Takes in what became of pages that were to be folded again.
+    /// Records the outcomes for broken pages that were to be folded again.
     pub fn were_broken(&mut self, range: PageRange, outcomes: &[Outcome]) {
         for (page, outcome) in (0..).zip(outcomes) {
-            // The worker asks again for busy ones.
+            // The worker asks again for busy pages.
             if *outcome != Outcome::Busy {
                 self.broken.forget(PageRange { start: range.start.add_pages(page), pages: 1 });
             }
@@ -591,7 +591,7 @@ impl Rounds {
         if self.eager { 0 } else { AGAIN.0 }
     }
 
-    /// Has everything reported again.
+    /// Makes all pages that rest be reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.end_rest(Instant::now());
         self.huge.forget();
@@ -633,8 +633,8 @@ fn rest(unchanged: Duration) -> Duration {
     (unchanged / REST_SHARE).min(FURTHEST)
 }
 
-/// Memory that was asked in, in order; neighbouring parts are joined. Memory with homes is left out: of it, only broken pages are
-/// looked at.
+/// Enrolled memory, in order; neighbouring parts are joined. Memory with homes is left out, because only its broken
+/// pages are looked at.
 pub fn spans() -> Vec<PageRange> {
     let known = table::lock().known(table::everything());
     let mut spans: Vec<PageRange> = Vec::new();

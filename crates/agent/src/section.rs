@@ -173,7 +173,8 @@ impl Section {
             source.pool.wait_for_lock();
             self.lock_was_free = Some(Instant::now());
         }
-        // A child that was born when slots lay here gets the records of that time when its birth is read.
+        // A child that was forked when slots lay here copies the records of that time when the message of the fork is
+        // read.
         let mut shared = self.following.hold_caught_up();
         shared.forget(run);
         shared.begin_section();
@@ -220,7 +221,8 @@ impl Section {
     /// Makes every access to an absent page of the run sleep.
     fn guard(&self, run: PageRange) -> Result<(), Errno> {
         if let Some(notes) = self.notes() {
-            // A mapping has one userfaultfd at most. If it has the program's own, this fails, and that one stays.
+            // A mapping is registered with one userfaultfd at most. If the program has registered its own, this call
+            // fails, and the program's stays.
             if !self.tells_owners_apart {
                 notes.register(run, Watch::Writes)?;
             }
@@ -298,7 +300,7 @@ impl Section {
                 }
                 (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u64).err(),
                 (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
-                // These pages were never out.
+                // These pages were never moved out.
                 _ => None,
             };
             if let Some(outcome) = failed {
@@ -327,7 +329,7 @@ impl Section {
         let (mut done, mut place) = (0, piece.start);
         while done < piece.pages {
             let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
-            // Held, so that nobody discards or forks between this look at what was discarded and the move.
+            // While this lock is held, nobody discards or forks between the look at discarded pages and the move.
             let mut shared = self.following.hold();
             shared.give_to_born(rest, self.staged(staged + done));
             let Some(kept) = shared.kept(rest).first().copied() else { return };

@@ -25,17 +25,17 @@ const STARTING: i32 = i32::MAX;
 pub struct Slots(u8);
 
 impl Slots {
-    /// Adds those.
+    /// Adds the threads of `others`.
     pub const fn add(&mut self, others: Self) {
         self.0 |= others.0;
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the kernel knows none of these any more: they make no system call. They have ended.
+    /// Whether all of these threads have ended: the kernel knows none of them any more.
     pub fn are_gone(self) -> bool {
         let mut ended = LAST.iter().enumerate().filter(|(n, _)| self.0 & 1 << n != 0);
         ended.all(|(_, slot)| {

@@ -26,7 +26,7 @@ const ALL: &str = "PAGEFOLD_ALL";
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 /// Variable that makes the agent compare fingerprints instead of having the kernel note writes.
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
-/// Variable that makes the agent fold resting pages although they may not rest for long, as tests do.
+/// Variable that makes the agent fold every page that has rested, even if it may soon be written again; for tests.
 const EAGER: &str = "PAGEFOLD_EAGER";
 /// Variable with the seconds after which a forked child enrols; `never`, and it does not.
 const CHILDREN: &str = "PAGEFOLD_CHILDREN_AFTER";
@@ -63,8 +63,9 @@ extern "C" fn constructor() {
     });
 }
 
-/// The settings with which this very process was enrolled; `None` if it was not. Removes them from its environment, so
-/// that no child finds them. The next program that this process executes does ([`hooks::carry`]).
+/// The settings with which this very process was enrolled; `None` if it was not. Removes the variables from the
+/// environment, so that no child finds them. The next program that this process executes gets them again
+/// ([`hooks::carry`]).
 fn asked() -> Option<Asked> {
     let socket = std::env::var_os(SOCKET)?;
     let process = std::env::var(PROCESS).ok()?;
@@ -81,7 +82,8 @@ fn asked() -> Option<Asked> {
     let names: [&str; 9] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, CHILDREN, KERNEL, FILTERS];
     let mut is_enrolled = process == std::process::id().to_string();
     if is_enrolled && let Some(why) = unfit(&preload) {
-        // Nobody else could tell: an agent that connected would have threads, which make calls.
+        // Printed here, because no service can report it: to connect, the agent would need a thread, whose system calls
+        // may do the harm.
         let _ = std::io::stderr().write_all(format!("pagefold: this program is not folded: {why}\n").as_bytes());
         is_enrolled = false;
     }
@@ -151,7 +153,8 @@ fn start() {
         });
     });
     if let Err(e) = started {
-        // Nobody else can tell. The hooks have nobody to note things for.
+        // The reason is printed here, because no service can report it. Without an agent's thread, the hooks need not
+        // keep the table.
         hooks::rest();
         let why = if e == Errno::NOMEM {
             "memory is short"
@@ -192,7 +195,8 @@ pub fn in_child() -> Result<(), Errno> {
                     child::wait_until_worth_it(after);
                 }
                 let _ = files.and_then(|files| run(asked, files, true, None));
-                // Otherwise nothing was folded. The hooks have nobody to note things for.
+                // Unless a worker told the agent to leave, nothing was folded. Without an agent's thread, the hooks
+                // need not keep the table.
                 if !resign::end_as_told() {
                     hooks::rest();
                 }

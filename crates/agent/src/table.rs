@@ -108,13 +108,14 @@ pub struct Table {
     /// Pages that were ever folded, and the short-lived folds among them.
     folds: u64,
     short_folds: u64,
-    /// The same by moment, since the last call of [`Table::take_folds`].
+    /// Folds and short-lived folds by moment, since the last call of [`Table::take_folds`].
     lately: Folds,
     /// Pages that were written after they had rested, since the last call of [`Table::take_written`].
     written: u64,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
-    /// Private mappings of files that the program has asked in, of which it is not known yet whether they are a template's.
+    /// Private mappings of files that the program has enrolled, of which it is not known yet whether they map a
+    /// template.
     of_files: Vec<(PageRange, Traits)>,
 }
 
@@ -129,7 +130,7 @@ const fn keys(first: u64, end: u64) -> std::ops::RangeInclusive<u64> {
     first / CHUNK_PAGES..=(end - 1) / CHUNK_PAGES
 }
 
-/// The same for any `first` and `end`.
+/// As [`keys`], for any `first` and `end`.
 const fn keys_or_none(first: u64, end: u64) -> std::ops::Range<u64> {
     if first < end { first / CHUNK_PAGES..(end - 1) / CHUNK_PAGES + 1 } else { 0..0 }
 }
@@ -222,7 +223,7 @@ impl Table {
             self.extents.insert(at, gap_end, traits);
             at = known.map_or(end, |(_, stop, _)| stop);
         }
-        // Memory with homes that was left cannot come back: the worker counts its pages as away.
+        // Memory with homes that was excluded cannot be enrolled again: the worker counts its pages as away from home.
         self.extents.change(first, end, |known| known.asked |= known.home.is_none());
     }
 
@@ -501,7 +502,7 @@ impl Table {
         self.chunks.range(keys(first, end)).all(|(_, chunk)| chunk.is_at_rest(self.now, seconds))
     }
 
-    /// Takes in a scan of all enrolled memory. Returns pages that have rested, in order of address from where the last
+    /// Records a scan of all enrolled memory. Returns pages that have rested, in order of address from where the last
     /// search ended.
     ///
     /// - Pages in `written` were written since the last scan. They are pending from here on.

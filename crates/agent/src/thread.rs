@@ -79,16 +79,16 @@ const LEAVES: &str = "its agent leaves the process";
 /// Number of connections that were closed without a word after which a forked child gives up: most of a minute.
 const MOST_REFUSALS: u32 = 12;
 
-/// How this member was asked in.
+/// The settings with which this process was enrolled.
 #[derive(Debug)]
 pub struct Asked {
     /// The socket to connect to.
     pub socket: PathBuf,
-    /// Whether all private anonymous memory is asked in.
+    /// Whether all private anonymous memory is enrolled.
     pub all_anonymous: bool,
     /// The most mappings that the process may have before no more are spent on folding; `None`: half of the kernel's limit.
     pub most_vmas: Option<u64>,
-    /// Whether to do without the kernel's notes of writes, to try how kernels without them fare.
+    /// Whether to compare fingerprints and not use the kernel's notes of writes, as on a kernel without `WP_ASYNC`.
     pub compare_fingerprints: bool,
     /// Whether to fold resting pages without asking whether the folds will last.
     pub eager: bool,
@@ -121,21 +121,21 @@ struct Agent {
     broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
-    /// Whether a program that was attached while it ran has been idle since.
+    /// Whether a program that was attached while it ran has been seen idle since.
     began_quiet: bool,
     /// Tells the worker that this process, or a child of it, may still map slots. It outlives the connection, as
     /// these mappings do.
     lease: Option<SharedMark>,
     /// Leases of former connections, kept until the worker of this one has read which slots this process maps.
     former_leases: Vec<SharedMark>,
-    /// The keeper's.
+    /// Time for which the keeper is left alone because it did not answer.
     silence: Silence,
     forks: Forks,
     /// Whether there may be pages that map a pool which nobody serves any more.
     has_orphans: bool,
-    /// Births that were taken in.
+    /// Forks seen by the follower that have been counted in `forks`.
     births: u64,
-    /// Numbers of mappings of files and of offered segments when born memory was last looked for.
+    /// Numbers of enrolled mappings of files and of offered segments when memory with homes was last looked for.
     tried: (usize, u64),
     /// The most mappings that may stay, and the time after which no more are given back.
     withdrawing: Option<(u64, Instant)>,
@@ -145,7 +145,7 @@ struct Agent {
 struct Session {
     link: Link,
     window: Option<OwnedFd>,
-    /// When pages were last copied into the window, if it takes memory since.
+    /// Time of the last copy of pages into the window; `None` once the window's memory was given back.
     donated: Option<Instant>,
     /// A lease that is to replace the former one as soon as the worker has been told which slots this process maps.
     offered: Option<(u32, SharedMark)>,
@@ -170,7 +170,7 @@ impl Session {
 /// Files that a process may not open any more once it has given up its rights. Forked children often do.
 pub struct Files {
     pagemap: Pagemap,
-    /// An idle one, and one that notes writes if this kernel can.
+    /// An idle userfaultfd, and one that notes writes if this kernel supports that.
     userfaults: io::Result<(Userfault, Option<Userfault>)>,
 }
 
@@ -242,7 +242,7 @@ fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io:
     let following = if keeper::begin_followed(&prover, &watch).is_ok() {
         follow(asked, watch, true)?
     } else {
-        // A keeper that is late may still begin the first one.
+        // Another userfaultfd is opened, because a late keeper may still begin the first one.
         let other = Userfault::open(Purpose::Follow).or_else(|_| watch.begin(Purpose::Follow).map(|()| watch))?;
         follow(asked, other, false)?
     };
@@ -280,7 +280,7 @@ fn follow_forks(asked: &Asked, folder: &mut Folder, silence: &mut Silence) {
     }
 }
 
-/// `None` on a kernel that cannot note writes.
+/// The userfaultfd that notes writes; `None` on a kernel that cannot note them.
 fn open_notes() -> io::Result<Option<Userfault>> {
     match Userfault::open(Purpose::Note) {
         Ok(notes) => Ok(Some(notes)),
@@ -336,7 +336,8 @@ impl Agent {
         })
     }
 
-    /// Works with one worker until that ends, or something keeps this side from it, which it is told.
+    /// Works with one worker until the connection ends. If something on this side ends it, the worker is told the
+    /// reason.
     fn serve(&mut self, link: Link) {
         let (window, offered, pace) = (None, None, None);
         let told = Told::new(Instant::now());
@@ -369,7 +370,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether nothing keeps the agent here. One that fails goes on with its work.
+    /// Tries to make all memory anonymous, so that the agent may leave. If `false`, the agent goes on with its work.
     fn may_leave(&mut self) -> bool {
         let Ok(folder) = &mut self.folder else { return true };
         world::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
@@ -380,8 +381,8 @@ impl Agent {
         world::leave(&mut self.folder, &self.pagemap, self.asked.eager)
     }
 
-    /// Waits for the worker, for something that the follower tells, or for this time. An agent that rests looks meanwhile
-    /// whether the program has changed known memory: the program's threads cannot wake it.
+    /// Waits for a message of the worker, for the follower's alarm, or for this time. An agent that rests looks
+    /// meanwhile whether the program has changed known memory, because the program's threads cannot wake it.
     fn wait(&self, session: &Session, until: Duration) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return session.link.wait(until, None).map(drop) };
         let following = folder.section().following();
@@ -468,7 +469,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes a pace. The first one begins the work: the worker is told which slots this member holds already.
+    /// Sets the pace that the worker asks for. The first pace begins the work: the worker is told which slots this
+    /// member holds already.
     fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let first = session.pace.replace(pace).is_none();
         session.unfolded = false;
@@ -503,8 +505,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Enters memory that was born folded, if the program has asked in mappings of files, or the worker has offered templates since the last
-    /// look.
+    /// Enters memory that was born folded, if the program has enrolled mappings of files, or the worker has offered
+    /// templates, since the last look.
     fn enter_homes(&mut self, session: &mut Session) -> io::Result<()> {
         let tried = (table::lock().of_files().len(), self.pool.offers());
         let Ok(folder) = &self.folder else { return Ok(()) };
@@ -518,7 +520,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes a new lease in place of the one before, if that is of this connection.
+    /// Replaces the lease by the one that the worker has offered, if there is one, and tells the worker.
     fn take_lease(&mut self, session: &mut Session) -> io::Result<()> {
         let Some((epoch, lease)) = session.offered.take() else { return Ok(()) };
         self.lease = Some(lease);
@@ -601,12 +603,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes in how often the program forks. If that is too dear, mappings are given back, and nothing is folded for a
-    /// while.
+    /// Counts the program's forks. If they cost too much, mappings are given back, and nothing is folded for a while.
     fn mind_forks(&mut self, now: Instant) {
         let Ok(folder) = &mut self.folder else { return };
         let births = folder.section().following().births();
-        // Another follower has counted from 0 on.
+        // A new follower counts from 0.
         let forks = births.saturating_sub(std::mem::replace(&mut self.births, births));
         if forks > 0 {
             world::tell_birth();

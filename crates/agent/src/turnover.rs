@@ -69,7 +69,8 @@ const STEP: Duration = Duration::from_secs(2);
 const FEW_PAGES: u64 = 64;
 /// Length of a burst from which on the agent looks at the member seldom: 60 s. It may notice the end some seconds late.
 const LONG_BURST: Duration = Duration::from_secs(60);
-/// Length of a burst from which on pages that it left alone for 2/3 of that length are taken to stay: 96 s.
+/// Length from which on a burst shows which pages stay: 96 s. During it, a page that was not written for 2/3 of this
+/// time (64 s) counts as one that outlives the burst.
 const CYCLIC_BURST: Duration = Duration::from_secs(96);
 /// Seconds without a burst that begin a quiet interval.
 const QUIET_SECONDS: u32 = 4;
@@ -119,7 +120,7 @@ const PROBE_PIECE_PAGES: u64 = 16;
 /// Numbers of pages, by moment.
 pub type ByMoment = [u64; MOMENTS];
 
-/// Adds some to others.
+/// Adds `more` to `sum`, moment by moment.
 pub fn add(sum: &mut ByMoment, more: ByMoment) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
@@ -187,9 +188,9 @@ pub struct QuietInterval {
 /// Pages that were folded, and short-lived folds, by moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Folds {
-    /// All.
+    /// Pages that were folded.
     pub made: ByMoment,
-    /// Those that are known to have been short-lived.
+    /// Folds that are known to have been short-lived.
     pub short: ByMoment,
 }
 
@@ -223,9 +224,9 @@ pub struct Turnover {
     lately_since: Instant,
     /// Folds among `lately` that were short-lived.
     lately_short: [f64; MOMENTS],
-    /// Folds before those, decayed by [`FOLDS_HALF_LIFE`].
+    /// Folds before those in `lately`, decayed by [`FOLDS_HALF_LIFE`].
     made: [f64; MOMENTS],
-    /// Those of them that were short-lived.
+    /// Folds among `made` that were short-lived.
     short: [f64; MOMENTS],
 }
 
@@ -249,7 +250,7 @@ impl Turnover {
         }
     }
 
-    /// Takes in that the program has run for `age` and is idle. Unless a burst was seen, it is in a quiet interval then.
+    /// Records that the program has run for `age` and is idle. Unless a burst was seen, it is in a quiet interval then.
     /// Of a program that was attached while it ran, nothing else is known of the time before.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         if self.peak == 0.0 && self.last_burst == self.burst_since {
@@ -258,7 +259,7 @@ impl Turnover {
         }
     }
 
-    /// Takes in that `changed` of the member's `pages` were written that had been at rest.
+    /// Records that `changed` of the member's `pages` were written after they had been at rest.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
         self.changed += changed;
         let time = now.saturating_duration_since(self.since);
@@ -303,7 +304,7 @@ impl Turnover {
         (seconds >= QUIET_SECONDS && self.since > self.last_burst).then_some(QuietInterval { seconds, goes_on })
     }
 
-    /// Takes in the pages that were folded since the last call, and the folds that have proved short-lived since.
+    /// Counts the pages that were folded since the last call, and the folds that have proved short-lived since.
     pub fn judge(&mut self, folds: &Folds, now: Instant) {
         while now.saturating_duration_since(self.lately_since) >= PART {
             let over = self.lately.iter().all(|folds| *folds == [0; MOMENTS]);

@@ -36,7 +36,7 @@ pub struct Unfold {
 }
 
 impl Unfold {
-    /// Of memory that this follower follows.
+    /// The means for memory that `following` follows.
     pub fn new(following: Arc<Following>) -> Self {
         Self { following, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
@@ -69,8 +69,8 @@ impl Unfold {
         act::make_present(run)?;
         let following = Arc::clone(&self.following);
         following.hold().begin_section();
-        // Held until the run is replaced: a thread whose discard is told of meanwhile makes it afterwards, in the mapping
-        // that takes the run's place. Discards told of before may be made at any moment.
+        // The lock is held until the run is replaced. A thread whose discard is reported meanwhile discards only
+        // afterwards, in the mapping that takes the run's place. Discards reported before may happen at any moment.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
         let result = result.and_then(|()| self.swap(table, pagemap, (run, &held.never_discarded(run)), slots, traits));
         drop(held);
@@ -79,7 +79,7 @@ impl Unfold {
             following.let_writers_in(pooled);
         }
         following.end_section(&[]);
-        // Threads that sleep on pages that were replaced.
+        // Wakes threads that sleep on pages that were replaced.
         let _ = following.watch().wake(run);
         result
     }
@@ -129,11 +129,11 @@ impl Unfold {
 /// The state of a page in a mapping of the pool, by its page table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
-    /// It is the slot's.
+    /// The page is the slot's.
     Slot,
-    /// It is the member's own.
+    /// The page is the member's own.
     Own,
-    /// It cannot be told.
+    /// The page table entry does not tell.
     Nothing,
 }
 

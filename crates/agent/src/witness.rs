@@ -36,7 +36,7 @@ const LATE_TIME: Duration = Duration::from_millis(100);
 /// 64 s.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
-/// How long a prover is left alone that accepts connections and answers nothing.
+/// Time for which a prover or keeper is left alone that accepts connections and answers nothing.
 #[derive(Default)]
 pub struct Silence {
     until: Option<Instant>,
@@ -44,18 +44,18 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Notes that it did not answer.
+    /// Notes that the prover or keeper did not answer.
     pub fn begin(&mut self) {
         let time = page::doubled(self.time, SILENCE);
         (self.until, self.time) = (Some(Instant::now() + time), Some(time));
     }
 
-    /// Notes that it answered.
+    /// Notes that the prover or keeper answered.
     pub fn end(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether it is left alone at this moment.
+    /// Whether the prover or keeper is left alone at this moment.
     pub fn lasts(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
     }
@@ -284,7 +284,8 @@ fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     }
     let fork_probe =
         broken.iter().try_for_each(|range| act::give_to_children(*range, true)).and_then(|()| ForkProbe::cast());
-    // This cuts no mapping that was not cut before, so it does not fail for want of mappings. It is done in any case.
+    // Giving the memory to children again cuts no mapping that was not cut before, so it does not fail for want of
+    // mappings. It is done even if the fork failed.
     let kept = kept.iter().map(|(range, _)| act::give_to_children(*range, false)).fold(Ok(()), Result::and);
     kept.and(fork_probe)
 }

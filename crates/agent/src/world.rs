@@ -71,7 +71,7 @@ mod free {
     /// Forked children start agents by themselves.
     pub const fn tell_birth() {}
 
-    /// In place of what finds memory in a process without hooks: nothing does.
+    /// Stands for the search for memory in a process without hooks. With hooks, there is none.
     #[derive(Debug)]
     pub enum Enrolment {}
 
@@ -132,13 +132,14 @@ mod halted {
     const AGAIN: Duration = Duration::from_millis(50);
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
-    /// Time after which they do, though the agent's own thread had no processor for half of that: 100 ms.
+    /// Time after which the program's threads get their turn even if the agent's thread had no processor for half of
+    /// that time: 100 ms.
     const LONG_TURN: Duration = Duration::from_millis(100);
-    /// Time after which nothing is replaced any more: 400 ms. The other side waits for longer. It is reached only where the
-    /// agent's own thread waits for a processor.
+    /// Time of a turn after which nothing is replaced any more: 400 ms. `pagefold-attach` keeps the threads stopped for
+    /// longer. A turn lasts this long only if the agent's thread waits for a processor.
     const LAST: Duration = Duration::from_millis(400);
-    /// Time between two turns, as a multiple of one turn: 20. While the agent leaves, which is done once, and while the program
-    /// sleeps, and loses nothing by being stopped, 2.
+    /// Time between two turns, as a multiple of one turn: 20. It is 2 while the agent leaves, which happens once, and
+    /// while the program sleeps, which loses nothing by being stopped.
     const APART: [u32; 2] = [20, 2];
     /// Share of a processor below which the program sleeps, between two turns: 1/32. Going on from a stop takes some of it.
     const SLEEPS: u32 = 32;
@@ -187,7 +188,8 @@ mod halted {
         Ok(pagemap)
     }
 
-    /// Takes in which leases this process has inherited from a member that forked it. To be called before it has one of its own.
+    /// Records the leases that this process has inherited from a member that forked it. To be called before this
+    /// process has a lease of its own.
     pub fn know_leases() {
         let _ = LEASES.set(leases());
     }
@@ -207,8 +209,8 @@ mod halted {
         }
     }
 
-    /// Takes in where the agent lies, and whether it folds all private anonymous memory. A program is told that which takes the
-    /// place of the one that put it there.
+    /// Records the addresses of the agent's object, and whether the agent folds all private anonymous memory. A
+    /// `pagefold-attach` that takes the place of a killed one is told both.
     pub fn know(object: PageRange, all_anonymous: bool) {
         let _ = HERE.set(FromAttached::Here { object, all_anonymous });
     }
@@ -282,7 +284,7 @@ mod halted {
     /// the agent stays, and goes on with its work: something holds pages that map the pool, and does not let them go.
     pub fn leave(all: &mut Result<Folder, String>, pagemap: &Pagemap, is_eager: bool) -> bool {
         let Ok(folder) = all else { return true };
-        // Its worker has not told of all of a pool that this process has inherited.
+        // The worker has not told this agent of all segments of a pool whose mappings this process has inherited.
         maps::know_named_pools();
         let mut tries = 0..LEAVE_TRIES[usize::from(is_eager)];
         if !tries.any(|_| restore(folder, pagemap, LEAVE_TIME, Origin::Folded)) {
@@ -320,7 +322,7 @@ mod halted {
         while !follow::wait_for_keeper() {}
         following.retire();
         following.wait_for_end();
-        // From here on, whoever else holds it follows the child.
+        // From here on, the others that have this userfaultfd open follow the child.
         drop(claim);
         // Threads that sleep on other memory try again, and are answered.
         let _ = following.watch().wake(PROGRAMS);
@@ -335,7 +337,7 @@ mod halted {
 
     /// Says where the gate lies, so that the program's calls are led to it.
     pub fn tell_gate(place: HostVirt) {
-        // They need not stand still for that.
+        // The program's threads need not stand still for that.
         let threads = THREADS.lock().clone();
         send(&FromAttached::Threads(threads));
         send(&FromAttached::Gate(place));
@@ -343,17 +345,18 @@ mod halted {
 
     /// Says that nothing is left of the agent but these ranges.
     pub fn left(ranges: Vec<PageRange>) {
-        // Some may be about to end: they still stand on these ranges.
+        // Some of the agent's threads may be about to end: their stacks still lie in these ranges.
         let threads = THREADS.lock().clone();
         send(&FromAttached::Threads(threads));
         send(LEFT.get_or_init(|| FromAttached::Left(ranges)));
     }
 
-    /// Waits until the other side ends this thread. If that is killed before, another one takes its place, and is told the same.
+    /// Waits until `pagefold-attach` ends this thread. If that is killed before, another one takes its place, and is
+    /// told the same.
     pub fn wait_for_end() -> ! {
         let mut pause = NEXT.0;
         loop {
-            // Nothing comes at once where the other side is gone.
+            // `receive` returns at once with nothing if `pagefold-attach` is gone.
             if receive(Duration::from_secs(3600)).is_some() {
                 pause = NEXT.0;
             }
@@ -394,7 +397,7 @@ mod halted {
             None
         }
 
-        /// Has the turn begin only now: what had to be looked at first takes nothing of it.
+        /// Starts the turn's clock only now: looks that had to come first do not count.
         pub fn begin(&mut self) {
             if let Some((_, begin, used)) = &mut self.began {
                 (*begin, *used) = (Instant::now(), cpu_time(ClockId::ThreadCPUTime));
@@ -450,7 +453,8 @@ mod halted {
         }
     }
 
-    /// Whether a turn is over that has lasted for so long, and began when this thread had used so much processor time.
+    /// Whether a turn is over that has lasted for `lasted`. This thread had used `used` of processor time when the turn
+    /// began.
     fn is_over(lasted: Duration, used: Duration) -> bool {
         lasted >= TURN && (lasted >= LONG_TURN || cpu_time(ClockId::ThreadCPUTime) - used >= TURN / 2)
     }
@@ -476,10 +480,10 @@ mod halted {
             Some(ToAttached::Tell) => {
                 let threads = FromAttached::Threads(THREADS.lock().clone());
                 send(&threads);
-                // The one before may not have led all calls to it.
+                // The former `pagefold-attach` may not have led all calls to the gate.
                 gate::range().filter(|_| LEFT.get().is_none()).map(|gate| send(&FromAttached::Gate(gate.start)));
                 HERE.get().map(send);
-                // It begins to serve now.
+                // The new `pagefold-attach` begins to serve now.
                 LEFT.get().filter(|_| send(&threads)).map(send);
             }
             _ => {}

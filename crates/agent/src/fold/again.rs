@@ -75,7 +75,8 @@ impl Folder {
             let (done, took) = refold::fold_group(&mut table, with, group, generation, all);
             stats.stalls.add(micros(took));
             if self.witness.is_late() || !self.witness.is_at_hand() {
-                // Nothing of the group was folded that needs a witness. The worker would ask for it again only after a long time.
+                // Pages of the group that need a witness were not folded. They are tried again here, because the worker
+                // would ask for them only after a long time.
                 drop(table);
                 self.turns.rest();
                 if tries > 0 && self.may_ask_again(&parts[at..], pagemap) {

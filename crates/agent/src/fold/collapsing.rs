@@ -103,7 +103,7 @@ impl Folder {
         self.collapse.due_in(now)
     }
 
-    /// All has been unfolded: much is to be collapsed.
+    /// Makes the next search for pieces due at once, because everything was unfolded.
     pub fn hurry_to_collapse(&mut self) {
         self.collapse.hurry(Instant::now());
     }

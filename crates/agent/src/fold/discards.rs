@@ -25,15 +25,15 @@ impl Folder {
         }
         for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
             let mut table = table::lock();
-            // Held, so that nobody is given a page of it meanwhile: a page without an entry keeps none.
+            // While this lock is held, the follower answers no touch: a page without an entry stays without one.
             let held = following.hold();
             let mut settled = Vec::new();
             for gone in held.all_discarded().within(piece) {
                 settle(&mut table, (&following, &held), pagemap, gone, &mut settled)?;
             }
             drop(held);
-            // A child that was born before has the mapping of the pool. Its follower gets these records from ours when the
-            // birth is read, so they are kept until it is.
+            // A child that was forked before this has the mapping of the pool. Its follower copies these records when
+            // the message of the fork is read, so they are forgotten only after that.
             let mut held = following.hold_caught_up();
             settled.into_iter().for_each(|range| held.forget(range));
             drop(held);
@@ -44,7 +44,7 @@ impl Folder {
     }
 }
 
-/// See [`Folder::settle_discards`]. Adds to `settled` of which pages nothing needs to be remembered any more.
+/// See [`Folder::settle_discards`]. Adds to `settled` the pages whose discards need not be remembered any more.
 fn settle(
     table: &mut table::Table,
     (following, shared): (&Following, &Shared),
@@ -77,7 +77,7 @@ fn settle(
             }
         }
     }
-    // Nothing needs to be remembered of other memory: it was unmapped, or is private.
+    // Discards of other memory need not be remembered: it was unmapped, or is private.
     settled.append(&mut pooled.missing(gone));
     Ok(())
 }

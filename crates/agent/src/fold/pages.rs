@@ -70,7 +70,7 @@ fn find_away(pagemap: &Pagemap) -> host::Result<()> {
     homes.into_iter().try_for_each(|range| find_returned(pagemap, range))
 }
 
-/// Finds pages that show their homes again, because the program has discarded its own past the hooks.
+/// Finds pages that show their homes again, because the program has discarded their private copies past the hooks.
 fn find_returned(pagemap: &Pagemap, home: PageRange) -> host::Result<()> {
     let mut entries = Vec::new();
     let broken = table::lock().broken_pages(home);

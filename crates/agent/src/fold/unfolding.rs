@@ -66,7 +66,8 @@ impl Folder {
         !self.at_home().is_empty()
     }
 
-    /// Makes pages private that show their homes, where they are. Says whether none is left, or there is no room.
+    /// Makes pages private that show their homes, at most `room` of them, in the mapping in which they lie. Returns
+    /// whether none is left.
     fn leave_homes(&self, room: &mut u64) -> Result<bool, Errno> {
         let all = self.at_home().into_iter().flat_map(|range| crate::section::cut(range, HUGE_PAGES));
         for (n, range) in all.enumerate() {
@@ -91,7 +92,7 @@ impl Folder {
         let all = to_do(&table::lock(), table::everything());
         for range in all {
             let mut table = table::lock();
-            // Asked again: other memory may lie there by now, whose absent pages the program may want to see absent.
+            // The table is asked again: other memory may lie there by now, whose absent pages must stay absent.
             for (range, traits) in
                 to_do(&table, range).into_iter().flat_map(|range| table.known(range)).collect::<Vec<_>>()
             {
@@ -114,7 +115,7 @@ impl Folder {
     fn unfold_piece(&mut self, pagemap: &Pagemap, pool: &Pool, piece: PageRange, target: Target) -> Result<(), Errno> {
         let Target::Slot(slot) = target else { return Ok(()) };
         let mut table = table::lock();
-        // The caller looked it up without the lock: it may have changed since.
+        // The caller looked the slots up without the table's lock, so they may have changed.
         let run = SlotRun { start: piece.start, slot, pages: piece.pages as u16 };
         if table.slot_runs(piece) != [run] {
             return Ok(());
@@ -125,7 +126,8 @@ impl Folder {
                 return Err(Errno::BUSY);
             }
             if traits.home.is_some() {
-                // Where it is discarded, it has to show its home again: it stays in a mapping of a file.
+                // When the program discards the page, it must show its home again, so it stays in a mapping of the
+                // template's file.
                 make_private(part)?;
                 table.set_broken(part);
                 continue;

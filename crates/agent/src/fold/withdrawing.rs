@@ -70,7 +70,7 @@ impl Folder {
             MemberMemory::huge_page(traits.advice.huge)?
         } else {
             let copy = MemberMemory::new(piece.pages)?;
-            // Nor is it copied for children that are born before it has taken the piece's place.
+            // Children that are forked before the copy has taken the piece's place do not get it.
             give_to_children(copy.range(), false)?;
             make_private(copy.range())?;
             copy

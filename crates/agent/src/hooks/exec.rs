@@ -12,8 +12,8 @@
 //! back, for the very process that was enrolled and for nobody else: a child has another pid, however it was made.
 //! The variables only start an agent. The supervisor decides by pid and start time whether its process is a member.
 //!
-//! A caller whose environment names a socket by itself has its own way. All is built in memory that is mapped for the
-//! call: a signal handler may execute a program.
+//! Nothing is added to an environment that already names a socket (`PAGEFOLD_SOCKET`). The new environment is built in
+//! memory that is mapped for the call, because a signal handler may execute a program.
 
 use super::is_member;
 use crate::raw::{self, Answer, c_answer};

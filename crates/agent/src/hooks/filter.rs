@@ -1,6 +1,6 @@
-//! `prctl`, for the sake of filters of system calls (seccomp) that the program gives itself. One that forbids what the agent
-//! and its hooks call would do harm: the agent ends before ([`crate::resign`]). So it does before the program keeps its capabilities. `seccomp` comes by way of
-//! [`syscall`](super::syscall): the C library has no function for it.
+//! `prctl`, for the sake of filters of system calls (seccomp) that the program gives itself. If a filter forbids calls
+//! of the agent or its hooks, the agent ends before the filter is set ([`crate::resign`]). The agent also ends before
+//! `PR_SET_KEEPCAPS`. `seccomp` comes by way of [`syscall`](super::syscall): the C library has no function for it.
 
 use super::{exec, is_member, refuse};
 use crate::raw::{self, Answer, c_answer};
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 pub unsafe fn control(arguments: [usize; 6]) -> Answer {
     let [option, mode, filter, ..] = arguments;
     if option as c_int == libc::PR_SET_KEEPCAPS && mode == 1 && is_member() && exec::is_served() {
-        // If it cannot, the call is harmless by itself.
+        // If the agent cannot end, the call is made all the same: it does no harm by itself.
         let _ = resign::ask(false);
     }
     let is_filter = option as c_int == libc::PR_SET_SECCOMP && mode == libc::SECCOMP_MODE_FILTER as usize;
@@ -49,7 +49,7 @@ pub unsafe fn set(arguments: [usize; 6]) -> Answer {
     unsafe { pass_on(libc::SYS_seccomp, arguments, is_filter.then_some((2, filter))) }
 }
 
-/// Makes the call. `filter`: which argument is the address of a filter, and that.
+/// Makes the call. `filter` is the index of the argument with a filter's address, and this address.
 ///
 /// # Safety
 /// As the system call.

@@ -1,7 +1,8 @@
 //! `fork`: a child that may live long enough gets an agent of its own ([`crate::child`]).
 //!
 //! The C library's own `fork` makes the child. It also runs handlers and takes malloc's locks, so that the child may
-//! allocate, which starting a thread does. A malloc of the program's own may not see to that. Its children stay inert.
+//! allocate, which starting a thread does. A malloc that the program brings along may not take its locks at a fork.
+//! Children of such a program stay inert.
 
 use super::is_member;
 use crate::{child, forks, raw};

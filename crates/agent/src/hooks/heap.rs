@@ -48,7 +48,7 @@ pub unsafe fn set_end(end: usize) -> Answer {
     now
 }
 
-/// Takes in that the heap's end has moved.
+/// Notes in the table that the heap's end has moved.
 fn moved(table: &mut Table, before: HostVirt, now: HostVirt) {
     table.forget(between(now, before));
     let grown = between(before, now);

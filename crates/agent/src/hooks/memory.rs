@@ -64,7 +64,8 @@ fn born(table: &mut Table, range: PageRange, access: c_int, flags: c_int) {
     if anonymous && flags & UNFIT == 0 && state() == State::Member {
         ask(table, range, Traits { access: access as u8, ..Traits::default() });
         if !ALL.load(Ordering::Relaxed) {
-            // Noted all the same: if the program enrols it by advice later, the kernel need not be asked for its traits.
+            // The mapping is noted without being enrolled: if the program enrols it by advice later, its traits are
+            // known.
             table.unask(range);
         }
     }
@@ -154,9 +155,9 @@ fn lock_pages(number: i64, at: usize, length: usize, flags: usize) -> c_int {
     c_answer(unsafe { raw::call(number, [at, length, flags, 0, 0, 0]) }) as c_int
 }
 
-/// Excludes a range from folding before an attempt to lock it, and whatever becomes of that: part of the range may be
-/// locked. The table is released before the attempt, which populates the range, and waits for pages of it that are out
-/// of reach.
+/// Excludes a range from folding before an attempt to lock it. The range stays excluded if the attempt fails, because
+/// part of it may then be locked. The table is released before the attempt, which populates the range, and waits for
+/// pages of it that are out of reach.
 fn shut_locked(range: Option<PageRange>) {
     if let (Some(mut table), Some(range)) = (enter(), range) {
         table.shut(range, Shut::Locked);

@@ -3,7 +3,8 @@
 //! request goes to the kernel, the hook waits for a section that is under way. Then it makes every page private and
 //! present, and excludes the memory from folding for good.
 //!
-//! The request of vDPA for memory is no `ioctl`, but others are, and come before it. They stand for all memory.
+//! vDPA's request for memory is no `ioctl`. Its other requests come before and are `ioctl`s: each is taken for a
+//! request for all memory.
 
 use super::{State, break_slots, bytes, enter, range, state};
 use crate::raw;

@@ -25,7 +25,7 @@ pub unsafe fn bind(number: libc::c_long, arguments: [usize; 6]) -> Answer {
     let Some(range) = range(arguments[0], arguments[1]) else { return pass() };
     let Some(mut table) = enter().filter(|table| table.touches(range)) else { return pass() };
     let answer = pass();
-    // Even if the kernel gave up on the way, it may have come to some of the mappings.
+    // A call that failed may have changed some of the mappings.
     look_at(&mut table, range);
     answer
 }

@@ -73,7 +73,7 @@ static WAYS: OnceLock<Ways> = OnceLock::new();
 /// Sets the function that takes the agent's userfaultfds off a range on which the program is about to register one. The other
 /// makes anonymous memory of a range, and says whether it did.
 pub fn set_ways(yield_range: fn(PageRange), make_anonymous: fn(PageRange) -> bool) {
-    // Agents that begin again set the same ones.
+    // A second call sets the same functions.
     let _ = WAYS.set(Ways { yield_range, make_anonymous });
 }
 
@@ -106,8 +106,8 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
     c_answer(answer) as c_int
 }
 
-/// Takes the agent's userfaultfds off the range before the program's is registered, and until the program unregisters
-/// that.
+/// Registers the program's userfaultfd. The agent's userfaultfds are taken off the range before, and stay off until the
+/// program unregisters its own.
 fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
     let asked = unsafe { (argument as *const Register).read_unaligned() };
@@ -141,8 +141,8 @@ fn unregister(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     answer
 }
 
-/// Locks the table when nothing of these ranges lies in mappings of the pool. `None`: memory there cannot be made anonymous.
-/// Within: as [`enter`].
+/// Locks the table as [`enter`] does, once nothing of these ranges lies in mappings of the pool. The outer `None`: the
+/// memory cannot be made anonymous.
 #[expect(clippy::option_option, reason = "the inner one is that of every hook")]
 fn anonymous(ranges: &[PageRange]) -> Option<Option<Guard>> {
     for _ in 0..MOST_TRIES {
@@ -187,7 +187,7 @@ fn move_pages(argument: usize, ask: impl Fn(usize) -> Answer) -> Answer {
     let moved = if done == 0 { answer as i64 } else { done.cast_signed() };
     // SAFETY: as above; the kernel writes to this field.
     unsafe { moved_at.write_unaligned(moved) };
-    // Of a request that was done in part, the kernel says that.
+    // As the kernel, answers `EAGAIN` to a request that was done in part.
     if answer != 0 && done > 0 { refuse(libc::EAGAIN) } else { answer }
 }
 

@@ -59,7 +59,7 @@ fn unseen(what: &str) -> Option<Found> {
     Some((Reason(format!("{what}: what the program has open cannot be known")), Holds::Once))
 }
 
-/// The same for the files of one table.
+/// As [`worst`], for the files of one table.
 fn worst_of(table: Table) -> Option<Found> {
     let Some(numbers) = table.numbers() else { return unseen("a list of open files cannot be read") };
     let mut sockets = Vec::new();
@@ -67,7 +67,7 @@ fn worst_of(table: Table) -> Option<Found> {
     found.into_iter().chain(judge_sockets(table, &sockets)).max_by_key(|(_, holds)| *holds)
 }
 
-/// The number of a file is another one's by now.
+/// The descriptor number stands for another file by now.
 struct Changed;
 
 /// The reason against a file, if there is one. Sockets are judged later.

@@ -31,7 +31,7 @@ impl Allowance {
         self.pages.max(0.0) as u64
     }
 
-    /// Takes in that so many pages are to be fingerprinted.
+    /// Subtracts pages that are about to be fingerprinted.
     pub fn spend(&mut self, pages: u64) {
         self.pages -= pages as f64;
     }

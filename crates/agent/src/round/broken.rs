@@ -21,15 +21,15 @@ const LATEST: usize = 255;
 #[derive(Clone, Copy)]
 struct BrokenPage {
     fingerprint: u64,
-    /// Since when its fingerprint has been the same, in seconds since the first round.
+    /// Time since which its fingerprint has not changed, in seconds since the first round.
     since: u32,
-    /// When it is to be looked at again, in the same seconds.
+    /// Time of the next look at it, in seconds since the first round.
     due: u32,
     /// Its number in its chunk.
     at: u16,
     /// The last time between two looks, in seconds.
     wait: u8,
-    /// Whether the worker was told.
+    /// Whether the worker was told that the page rests.
     told: bool,
 }
 
@@ -39,8 +39,9 @@ struct BrokenPage {
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Takes in the broken pages, as ranges in order, and finds those whose time has come: at most `budget`, those that have
-    /// waited longest. New ones are due at once, and again after `wait` seconds. The more changes, the more often pages are due.
+    /// Replaces the list by these broken pages, given as ordered ranges. Returns the pages that are due: at most
+    /// `budget`, those that have waited longest. A new page is due at once, and again after `wait` seconds. The more of
+    /// the memory changes, the more often pages are due.
     pub fn look(
         &mut self,
         ranges: &[PageRange],
@@ -71,13 +72,14 @@ impl BrokenPageList {
         self.take_due(now, budget)
     }
 
-    /// At most `budget` of the pages whose time has come: those that have waited longest.
+    /// At most `budget` of the pages that are due: those that have waited longest.
     fn take_due(&mut self, now: u32, budget: u64) -> Vec<PageRange> {
         let late = |entry: &BrokenPage| Some((now.checked_sub(entry.due)? as usize).min(LATEST));
         let mut number = [0_u64; LATEST + 1];
         let all = self.0.values().flat_map(|broken| broken.iter());
         all.filter_map(late).for_each(|seconds| number[seconds] += 1);
-        // Pages that are later than `least` seconds are all taken. Of those that are as late as that, `left` are.
+        // All pages that are overdue by more than `least` seconds are taken, and `left` of those that are overdue by
+        // `least` seconds.
         let (mut least, mut left) = (LATEST, budget);
         while least > 0 && number[least] <= left {
             left -= number[least];
@@ -103,8 +105,8 @@ impl BrokenPageList {
         due
     }
 
-    /// Takes in the fingerprints of pages. Says which of them have rested and are worth folding, and have not been
-    /// told before. Also says which pages were written. They are due again after `wait` seconds, a time that doubles.
+    /// Records the fingerprints of pages. Returns the pages that have rested, are worth folding and were not reported
+    /// before, and the pages that were written. All are due again after `wait` seconds, a time that doubles.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
@@ -137,13 +139,13 @@ impl BrokenPageList {
         (tell, written)
     }
 
-    /// Has those of these pages that rest told again.
+    /// Makes pages of the range that rest be reported again.
     pub fn tell_again(&mut self, range: PageRange) {
         self.within(range, |known| known.told = false);
     }
 
-    /// Takes in that the worker asks no more for these pages: they were folded, or had changed. A page may be broken
-    /// again before the next look, and hold what it held. It counts as new then.
+    /// Forgets pages for which the worker asks no more: they were folded, or had changed. Such a page may be broken
+    /// again before the next look, with the same content. It counts as a new broken page then.
     pub fn forget(&mut self, range: PageRange) {
         self.within(range, |known| {
             (known.fingerprint, known.due, known.wait, known.told) = (0, 0, 0, false);
@@ -164,7 +166,7 @@ impl BrokenPageList {
         broken.get_mut(found)
     }
 
-    /// Whether the worker was told of a page, and it has rested since.
+    /// Whether the worker was told of a page, and the page has rested since.
     pub fn is_told(&self, at: HostVirt) -> bool {
         let broken = self.0.get(&(at.page() / CHUNK_PAGES));
         broken.is_some_and(|broken| find(broken, at.page()).is_some_and(|found| broken[found].told))

@@ -16,7 +16,7 @@ const LATER: (Duration, Duration) = (Duration::from_secs(4), Duration::from_micr
 struct HugePage {
     due: Instant,
     wait: Duration,
-    /// It has come to be since the last look, and was not fingerprinted.
+    /// Whether the huge page appeared after the last look, and was not fingerprinted yet.
     is_new: bool,
     /// Parts of its pages' fingerprints, if it was fingerprinted.
     before: Option<Box<[u16; HUGE_PAGES as usize]>>,
@@ -26,7 +26,7 @@ struct HugePage {
 #[derive(Default)]
 pub struct HugePageList {
     known: BTreeMap<u64, HugePage>,
-    /// Those that were split since the last round, to fold some of their pages.
+    /// Huge pages that were split since the last round, to fold some of their pages.
     lately_split: Vec<u64>,
     /// Whether there was a look.
     looked: bool,
@@ -34,7 +34,7 @@ pub struct HugePageList {
 
 /// The result of a look.
 pub struct Look {
-    /// Those whose time has come.
+    /// Huge pages whose next look is due.
     pub due: Vec<PageRange>,
     /// Pages that are no longer parts of huge pages.
     pub split: u64,
@@ -55,7 +55,8 @@ impl HugePageList {
         self.known.is_empty()
     }
 
-    /// Takes in the huge pages, as ranges in order. So many of them are due as hold `budget` pages, the last one as a whole.
+    /// Replaces the list by these huge pages, given as ordered ranges. Returns those that are due: as many as hold
+    /// `budget` small pages, the last one as a whole.
     pub fn look(&mut self, ranges: &[PageRange], budget: u64, now: Instant) -> Look {
         let whole = |range: &PageRange| {
             let (first, end) = (range.start.page().next_multiple_of(HUGE_PAGES), range.end().page());
@@ -82,7 +83,7 @@ impl HugePageList {
         look
     }
 
-    /// Takes in the fingerprints of a huge page. Unless this `is_urgent`, the next look at it comes later.
+    /// Records the fingerprints of a huge page. Unless this `is_urgent`, the next look at it comes later.
     pub fn seen(&mut self, start: HostVirt, fingerprints: &[Fingerprint], is_urgent: bool) -> Seen {
         let later = LATER.1 * u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
@@ -105,7 +106,7 @@ impl HugePageList {
         Seen { changed, was_new }
     }
 
-    /// Takes in that a huge page has come to be whose contents are not new.
+    /// Records a new huge page whose contents are not new.
     pub fn know(&mut self, start: HostVirt) {
         let entry = HugePage { due: Instant::now() + LATER.0, wait: LATER.0, is_new: false, before: None };
         self.known.insert(start.page(), entry);

@@ -108,7 +108,7 @@ pub fn read_pages(
     let mut done = 0;
     while done < range.pages {
         let piece = PageRange { start: range.start.add_pages(done), pages: (range.pages - done).min(AT_ONCE_PAGES) };
-        // Held, so that the pages still are what the table says when they are read.
+        // The lock is held so that the pages still are what the table says when they are read.
         let table = table::lock();
         let page = |n| PageRange { start: piece.start.add_pages(n), pages: 1 };
         let open = if may(&table, piece) {

@@ -54,12 +54,12 @@ pub struct Traits {
     pub home: Option<Home>,
 }
 
-/// The place of memory in a template: the number of a page's home is the page's own and this.
+/// The place of memory in a template, as a difference: slot number of a page's home less the page's own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home(u32);
 
 impl Home {
-    /// Of memory whose page `first` has its home in this slot.
+    /// The place of memory whose page `first` has its home in `slot`.
     pub const fn new(first: u64, slot: PoolSlot) -> Self {
         Self(slot.bits().wrapping_sub(first as u32))
     }
@@ -69,7 +69,7 @@ impl Home {
         PoolSlot::from_bits(self.0.wrapping_add(page as u32))
     }
 
-    /// Of the same memory after a move from page `from` to page `to`.
+    /// The place of the same memory after a move from page `from` to page `to`.
     pub const fn moved(self, from: u64, to: u64) -> Self {
         Self(self.0.wrapping_add(from as u32).wrapping_sub(to as u32))
     }
@@ -105,7 +105,8 @@ impl Traits {
         self.access & libc::PROT_WRITE as u8 != 0
     }
 
-    /// Whether nobody may touch it. Such memory is mostly a reservation, and may be larger than all memory there is.
+    /// Whether nobody may touch it (`PROT_NONE`). Memory of this kind is mostly a reservation, and may be larger than
+    /// the host's RAM.
     pub const fn is_only_reserved(self) -> bool {
         self.access == 0
     }

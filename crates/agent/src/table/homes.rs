@@ -36,7 +36,7 @@ fn is_elsewhere(chunk: &Chunk) -> Bits {
 }
 
 impl Table {
-    /// Notes a private mapping of a file that the program has asked in.
+    /// Notes a private mapping of a file that the program has enrolled.
     #[cfg(target_env = "gnu")]
     pub fn ask_file(&mut self, range: PageRange, traits: Traits) {
         let is_known = self.of_files.iter().any(|(known, _)| *known == range) || self.touches(range);
@@ -46,7 +46,7 @@ impl Table {
         }
     }
 
-    /// The private mappings of files that were asked in, and are not known to be a template's.
+    /// The private mappings of files that were enrolled, and are not known to map a template.
     pub fn of_files(&self) -> &[(PageRange, Traits)] {
         &self.of_files
     }
@@ -69,7 +69,8 @@ impl Table {
         self.set_placed(range, false);
     }
 
-    /// The same, as far as they lie in the program's own mapping. For a hook, when the kernel has done it.
+    /// As [`Table::come_back`], for pages that lie in the program's own mapping. For a hook, after the kernel has
+    /// dropped them.
     #[cfg(target_env = "gnu")]
     pub fn come_back_unplaced(&mut self, range: PageRange) {
         for part in self.broken_pages(range) {
@@ -167,7 +168,7 @@ impl Table {
         let (now, mut made) = ((self.now, self.is_quiet), self.lately.made);
         self.each_known(first, end, |key, chunk| {
             crate::turnover::add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
-            // The worker is told by the outcome.
+            // The outcome of the fold tells the worker.
             let back = of_chunk(key, first, end);
             chunk.change_at_home(|at_home| at_home.told_away = at_home.told_away.without(back));
         });
@@ -206,7 +207,7 @@ impl Table {
         found
     }
 
-    /// Ends all that is known of homes in segments for which this is true: they are not this worker's any more.
+    /// Forgets homes in segments for which `of` holds: these are not the present worker's any more.
     pub fn lose_homes(&mut self, of: impl Fn(u8) -> bool) {
         let lost: Vec<_> = self.homes().filter(|(first, _, home)| of(home.of(*first).segment())).collect();
         for (first, end, _) in lost {

@@ -49,12 +49,13 @@ impl Told {
         }
     }
 
-    /// Whether so many fingerprinted pages are many more than were told.
+    /// Whether `pages` fingerprinted pages are many more than the worker was told.
     const fn is_news(&self, pages: u64) -> bool {
         pages.saturating_sub(self.stats.done.pages_hashed) >= MANY_HASHED
     }
 
-    /// Takes in what is being told. The agent's own work is no change: it goes on for as long as the member lives.
+    /// Records the statistics that the worker is told now. Figures of the agent's own work do not count as a change:
+    /// they grow for as long as the member lives.
     fn tell(&mut self, stats: &MemberStats, now: Instant) {
         let is_news = self.is_news(stats.done.pages_hashed);
         let before = &mut self.stats;
