@@ -20,17 +20,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const DISTANCE: usize = 8 << 40;
 /// Length of the range in which our own mappings lie, in bytes: 1 TiB. At its end they begin again.
 const LENGTH: usize = 1 << 40;
-/// Addresses left free behind each, in bytes, so that the kernel does not join two mappings.
+/// Gap left free behind each of our mappings, in bytes, so that the kernel does not join two of them.
 const GAP: usize = 4096;
 /// Attempts to find a place that is free.
 const ATTEMPTS: u32 = 8;
 
-/// Bytes of the range that were used.
+/// Bytes of the range that were given to mappings so far; the range is used again from its beginning.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The next place for so many bytes.
 fn next(bytes: usize) -> *mut c_void {
-    // This code lies where the kernel has put the first mappings.
+    // The address of this code stands for the place of the program's first mappings.
     let start = (next as *const () as usize).saturating_sub(DISTANCE) & !(LENGTH - 1);
     let used = USED.fetch_add(bytes.next_multiple_of(GAP) + GAP, Ordering::Relaxed) % LENGTH;
     (start + used) as *mut c_void

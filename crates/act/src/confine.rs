@@ -29,9 +29,9 @@ pub fn give_up_rights(uid: Option<u32>) -> io::Result<()> {
     keep(CapabilitySet::empty())
 }
 
-/// Lets processes of its own user look at this process, as they may at any other. The kernel forbids that when a process
-/// changes its user. The prover answers only those at whom their own user may look. The process leaves no core file,
-/// because that would have the memory of members in it.
+/// Lets processes of its own user look at this process, as they may at any other. The kernel forbids that when a
+/// process changes its user. The prover answers only processes at which their own user may look. The process leaves no
+/// core file, because a core file would contain members' memory.
 ///
 /// # Errors
 /// The kernel refused.
@@ -45,8 +45,8 @@ pub fn let_own_user_look() -> io::Result<()> {
 /// | capability kept | for |
 /// |---|---|
 /// | `CAP_DAC_READ_SEARCH` | opening any file under `/proc` |
-/// | `CAP_SYS_PTRACE` | opening those of any process |
-/// | `CAP_SYS_ADMIN` | seeing frame numbers in them |
+/// | `CAP_SYS_PTRACE` | opening the files of any process there |
+/// | `CAP_SYS_ADMIN` | seeing frame numbers in `pagemap` |
 ///
 /// # Errors
 /// The kernel refused; the process must not go on then.
@@ -54,7 +54,7 @@ pub fn give_up_rights_but_looking(uid: Option<u32>) -> io::Result<()> {
     give_up_rights_but(uid, LOOKING)
 }
 
-/// Does `work` without the right to see frame numbers. A page table that it opens shows none to anybody.
+/// Does `work` without the right to see frame numbers. A `pagemap` that `work` opens shows no frame numbers to anybody.
 ///
 /// # Errors
 /// The kernel refused.

@@ -1,14 +1,15 @@
 //! Whether a process of root's has asked to be hidden (`prctl(PR_SET_DUMPABLE)`), as `ssh-agent` does.
 //!
-//! The kernel shows everything to root, so no file in `/proc` tells. Without `CAP_SYS_PTRACE` in effect, it goes by users, groups,
-//! capabilities and that flag (`ptrace(2)`, "Ptrace access mode checking"). The first three are compared before: so a refusal is the flag's.
+//! The kernel shows everything to root, so no file in `/proc` shows the flag. To a caller without `CAP_SYS_PTRACE` in
+//! effect, the kernel applies users, groups, capabilities and this flag (`ptrace(2)`, "Ptrace access mode checking").
+//! Users, groups and capabilities are compared first, so a refusal shows that the flag is set.
 
 use rustix::process::{Pid, getegid, geteuid};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::{fs, io};
 
-/// Whether a process of this process's user and group lets others of that user look at it. `None` where its users or groups are others, or where it may have
-/// capabilities that this process has not.
+/// Whether a process with this process's user and group lets other processes of its user look at it. `None` if its
+/// users or groups differ from this process's, or if it may have capabilities that this process lacks.
 ///
 /// # Errors
 /// It has ended, or the kernel refuses.
@@ -40,7 +41,8 @@ fn has_ids(pid: u32) -> io::Result<bool> {
     Ok(are_all("Uid:", geteuid().as_raw()) && are_all("Gid:", getegid().as_raw()))
 }
 
-/// Asks for the place of a list of the process's, which is for those who may look at it.
+/// Asks for the address of the process's robust futex list (`get_robust_list`), which the kernel tells to processes
+/// that may look at this one.
 fn look(process: Pid) -> io::Result<()> {
     let (mut head, mut bytes) = (0_usize, 0_usize);
     let pid = process.as_raw_nonzero().get();

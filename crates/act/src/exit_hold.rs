@@ -25,14 +25,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub struct ExitHold(Pid);
 
 impl ExitHold {
-    /// Starts it for the calling thread. When that thread is about to end, `inherit` is called there.
+    /// Forks the process beside this one, for the calling thread. When this thread is about to end, `inherit` is called
+    /// in the forked process.
     ///
     /// # Errors
     /// No process can be made, or this one is traced already.
     pub fn start(inherit: impl FnOnce(Dying)) -> io::Result<Self> {
         let (mut ready, tell) = io::pipe()?;
         let thread = gettid();
-        // A host may let descendants be traced only (Yama). It is an error where there is no such rule.
+        // A host may let only descendants be traced (Yama). The call fails on hosts without Yama, which is no matter.
         let may_trace = |whom: usize| {
             // SAFETY: takes numbers, and changes who may trace this process.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, whom) };
@@ -64,14 +65,14 @@ impl Drop for ExitHold {
     }
 }
 
-/// A thread that is about to end. It does so when this is dropped.
+/// A thread that is about to end, and ends when this is dropped.
 #[derive(Debug)]
 pub struct Dying {
     thread: Pid,
 }
 
 impl Dying {
-    /// Its number. It is the tracer of all threads that it traces.
+    /// Id of the thread. The kernel names the thread by this id as the tracer of all threads that it traces.
     pub const fn thread(&self) -> Pid {
         self.thread
     }
@@ -84,7 +85,7 @@ impl Drop for Dying {
     }
 }
 
-/// Waits for the end of a thread. `None`: it is gone.
+/// Traces a thread until it is about to end (`PTRACE_EVENT_EXIT`). `None`: the thread is gone.
 fn hold(thread: Pid, tell: io::PipeWriter) -> Option<Dying> {
     // SAFETY: takes no memory of this process.
     unsafe { ask(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACEEXIT as usize) }.ok()?;

@@ -25,10 +25,10 @@ const MOST: usize = 1 << 16;
 /// Time limit for the service manager to take a message: 1 s.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether the files were taken.
+/// Whether [`FileStore::take`] was called before.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// The way to the service manager's store.
+/// The address of the service manager's store; `None` if there is none.
 #[derive(Debug, Default)]
 pub struct FileStore(Option<OsString>);
 
@@ -58,10 +58,11 @@ impl FileStore {
         Self(Some(address.into()))
     }
 
-    /// Has a file kept. The service manager drops one that it does not want, and does not tell.
+    /// Hands a file to the service manager to keep. A file that the service manager does not want is dropped without
+    /// notice.
     ///
-    /// The service manager closes the file one day, and must not wait then: it may only be memory of the kernel's
-    /// ([`crate::check`]).
+    /// The file may only be a memory file ([`crate::check`]): the service manager closes it one day, and must not wait
+    /// for anybody then.
     ///
     /// # Errors
     /// The message could not be sent.
@@ -102,7 +103,7 @@ fn address_of(text: &OsStr) -> io::Result<SocketAddr> {
     }
 }
 
-/// Takes a file that was there when the process began. `None`: it was not.
+/// Takes ownership of a file that this process was started with. `None`: there is no file of this number.
 fn own(number: RawFd) -> Option<OwnedFd> {
     // SAFETY: the call touches no memory. It fails with EBADF if there is no such file.
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {

@@ -50,12 +50,12 @@ pub fn fatal_call() -> Option<&'static str> {
     CALLS.into_iter().find(|(_, number)| !survives(*number)).map(|(name, _)| name)
 }
 
-/// Whether a child that makes this call goes on.
+/// Whether a forked child survives this call, and gets an answer in time.
 fn survives(number: i64) -> bool {
     // SAFETY: the process has one thread, and the child makes system calls only.
     let child = unsafe { libc::fork() };
     if child < 0 {
-        // Where no process can be made, no thread of the agent's can.
+        // If no process can be made, no thread of the agent can be made either.
         return false;
     }
     if child == 0 {

@@ -51,30 +51,33 @@ pub struct Follower {
     /// Whether the memory is this process's own. Its agent takes pages out of reach and keeps writers out, and wakes
     /// the threads that sleep on such pages by itself.
     is_own: bool,
-    /// The pages in `discarded` that a child's parent discarded, until they were settled. The child got some of them at the
-    /// fork all the same, if a thread of its parent was about to discard them. Those stay.
+    /// The pages in `discarded` that the parent of a followed child had discarded, until they are settled. The child
+    /// may have got some of these pages at the fork, because a thread of its parent was only about to discard them.
+    /// Pages that the child has stay.
     inherited: PageSet,
-    /// The pages in `discarded` that a predecessor knew of. It may have made zeros of them, which the program has written since.
+    /// The pages in `discarded` that a killed predecessor of this follower knew of. The predecessor may have made zeros
+    /// of them, which the program has written since.
     resumed: PageSet,
-    /// Whether a predecessor may have known of further discards.
+    /// Whether a killed predecessor of this follower may have known of further discards.
     is_partial: bool,
-    /// A move that the agent is about to make, whose meaning is known.
+    /// A change that the agent has announced, so that the kernel's message of it is not taken for the program's.
     expected: Option<Expected>,
     /// Pages over which the agent is placing slots.
     being_placed: Option<PageRange>,
     /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the zeros
     /// away, so a page without an entry becomes zeros again.
     given: PageSet,
-    /// Those of them that became zeros lately, in two sets of [`ZAP_TIME`] each. They count until twice that has passed since
-    /// the second was begun.
+    /// Pages in `given` that became zeros lately: two sets, each of one [`ZAP_TIME`]. They count as lately until two
+    /// [`ZAP_TIME`] after the second set was begun.
     lately: [PageSet; 2],
-    /// The time at which the second of these sets was begun.
+    /// Time at which the second set of `lately` was begun.
     lately_since: Option<Instant>,
-    /// The same pages, as far as they became zeros since the record began; `None` if there is no record.
+    /// Pages in `given` that became zeros since [`Follower::keep_in_mind`] began a record; `None` if there is no
+    /// record.
     served: Option<PageSet>,
     /// Missing pages that were touched while answers are put off; `None` while they are not.
     put_off: Option<PageSet>,
-    /// Whether an agent in the child may have claimed it.
+    /// Whether an agent in the child may have claimed the userfaultfd.
     may_be_claimed: bool,
     /// Memory of this process's own that shows a template again when it is discarded. Each range has the address of a copy of the
     /// template. No child gets such memory.
@@ -157,7 +160,7 @@ impl Follower {
         self.homes.push((range, content));
     }
 
-    /// All such memory.
+    /// All memory that shows a template again when it is discarded, with the address of a copy of the template.
     pub fn homes(&self) -> &[(PageRange, HostVirt)] {
         &self.homes
     }
@@ -168,7 +171,7 @@ impl Follower {
         Some(content.add_pages(page.page() - range.start.page()))
     }
 
-    /// Takes in that memory was moved, together with what it shows when it is discarded.
+    /// Moves the records of homes along with memory that was moved.
     fn move_homes(&mut self, from: PageRange, to: HostVirt) {
         for (range, content) in self.homes.clone() {
             let (start, end) = (range.start.max(from.start), range.end().min(from.end()));
@@ -182,14 +185,15 @@ impl Follower {
     }
 
     /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
-    /// discarded. Those that became zeros since are among them: some may have lost their entries again.
+    /// discarded. Pages that became zeros in the parent since are among them: some may have lost their entries again.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
         let may_be_claimed = true;
         Self { inherited: discarded.clone(), discarded, is_own: false, may_be_claimed, ..Self::own(Arc::new(watch)) }
     }
 
-    /// Goes on with a child whose follower was killed, by the messages that it had read. Also returns the numbers of userfaultfds of
-    /// its children, with pages that were discarded before each was born.
+    /// Goes on with a child whose follower was killed, by the messages that the follower had read. Also returns the
+    /// descriptor numbers of the userfaultfds of this child's children, each with the pages that were discarded before
+    /// its fork.
     pub(crate) fn resumed(watch: Userfault, found: &Found) -> (Self, Vec<(i32, PageSet)>) {
         let (mut this, mut births) = (Self::of_child(watch, PageSet::new()), Vec::new());
         this.is_partial = found.is_partial;
@@ -217,7 +221,8 @@ impl Follower {
         all
     }
 
-    /// Keeps a journal, so that a successor can go on, if that has room. A child whose parent was in it may be in it already.
+    /// Enters this child into the journal, if that has room, so that a successor can go on. A child whose parent was in
+    /// the journal may be entered already.
     pub fn keep_journal(&mut self, journal: &Arc<Journal>, about: About) {
         if self.entry.is_some() {
             return;
@@ -226,12 +231,12 @@ impl Follower {
         self.entry.iter().filter(|_| self.is_partial).for_each(Entry::make_partial);
     }
 
-    /// Notes in its journal that its parent will not follow it again.
+    /// Notes in the journal that no member will follow this child again.
     pub fn leave_alone(&self) {
         self.entry.iter().for_each(Entry::leave_alone);
     }
 
-    /// Gives up its place in the journal.
+    /// Gives up this child's place in the journal.
     pub fn leave_journal(&mut self) {
         self.entry = None;
     }
@@ -255,7 +260,7 @@ impl Follower {
         &self.watch
     }
 
-    /// The same, for somebody who outlives this borrow.
+    /// The userfaultfd, for a holder that outlives this borrow.
     pub fn shared_watch(&self) -> Arc<Userfault> {
         Arc::clone(&self.watch)
     }
@@ -299,7 +304,7 @@ impl Follower {
         (self.expected, self.being_placed) = (Some(Expected::Placing(from)), Some(place));
     }
 
-    /// Withdraws that.
+    /// Withdraws the announcement of [`Follower::expect_placing`].
     pub const fn expect_no_placing(&mut self) {
         (self.expected, self.being_placed) = (None, None);
     }
@@ -338,25 +343,27 @@ impl Follower {
         self.lately.iter_mut().for_each(|lately| lately.remove(range));
     }
 
-    /// Goes on where somebody else was to read, and has ended. An agent in the child may have claimed it meanwhile. Messages that were
-    /// read may not have been answered: who sleeps tries again.
+    /// Takes over from another process that read the messages and has ended. An agent in the child may have claimed the
+    /// userfaultfd meanwhile. The other process may not have answered all messages that it read, so sleeping threads
+    /// are woken and try again.
     pub fn succeed(&mut self) {
         self.expect_claim();
         let _ = self.watch.wake(PROGRAMS);
     }
 
-    /// Says that an agent in the child may claim it.
+    /// Says that an agent in the child may claim the userfaultfd from here on.
     pub const fn expect_claim(&mut self) {
         self.may_be_claimed = true;
     }
 
-    /// Whether an agent in the child follows it at this moment. None begins to without the word of whoever is to read.
+    /// Whether an agent in the child follows its memory by itself at this moment. An agent begins only after the
+    /// process that reads the messages has answered that it saw the claim.
     pub fn is_claimed(&mut self) -> bool {
         self.may_be_claimed = self.may_be_claimed && self.watch.is_claimed();
         self.may_be_claimed
     }
 
-    /// Reads the next message and answers it. Of a child that was claimed, it reads none.
+    /// Reads the next message and answers it. While an agent claims the child's userfaultfd, no message is read.
     ///
     /// # Errors
     /// The kernel refuses, for instance because no file descriptors are left.
@@ -425,7 +432,7 @@ impl Follower {
             Fault::Absent if self.discarded.contains(page.start) || self.given.contains(page.start) => {
                 self.give_zeros(page)
             }
-            // It may have been discarded, and may not. A wrong page would be worse than none.
+            // It is not known whether the page was discarded. A wrong page would be worse than `SIGBUS`.
             Fault::Absent if self.is_partial => self.watch.poison(page).map(drop),
             Fault::Absent => self.watch.map_present(page).map(drop),
             Fault::Missing | Fault::Protected if self.is_own => return,
@@ -462,8 +469,9 @@ impl Follower {
         }
     }
 
-    /// Notes that these discarded pages have become zeros. The kernel tells of a discard first, and takes the entries away
-    /// when the discarding thread runs again. Zeros that another thread got in between go with them.
+    /// Notes that these discarded pages have become zeros. The kernel sends the message of a discard first, and removes
+    /// the page table entries when the discarding thread runs again. Zeros that another thread has got in between are
+    /// removed, too.
     fn became_zeros(&mut self, range: PageRange) {
         self.discarded.remove(range);
         self.given.insert(range);
@@ -526,13 +534,13 @@ impl Follower {
     /// Notes that a page, which was discarded, has a page table entry.
     fn has_entry(&mut self, one: PageRange) {
         if self.inherited.contains(one.start) {
-            // It got this page at the fork.
+            // The child has got this page at the fork.
             self.discarded.remove(one);
         } else if self.resumed.contains(one.start) {
-            // It has become zeros already, or is about to lose its entry.
+            // The predecessor has made zeros of the page, or the page is about to lose its entry.
             self.became_zeros(one);
         }
-        // Any other is about to lose it.
+        // Any other page is about to lose its entry.
     }
 
     /// Notes that all discarded pages were tried.
@@ -555,8 +563,8 @@ impl Follower {
         !self.is_own && self.lately_since.is_some() && !self.was_given_lately()
     }
 
-    /// Makes zeros of pages of a child's that had become zeros and lost them again to the discarding thread, once that has had its
-    /// time. Nobody needs to know of a page that was looked at.
+    /// Maps zeros again in pages of a child whose zeros the discarding thread has removed, once that thread has had its
+    /// time ([`ZAP_TIME`]). After this look, the record of the page is dropped.
     fn look_again(&mut self) {
         if !self.is_to_look_again() {
             return;

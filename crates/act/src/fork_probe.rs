@@ -32,7 +32,7 @@ const LONGEST_SECONDS: i64 = 10;
 pub struct ForkProbe(Pid);
 
 impl ForkProbe {
-    /// Forks. The program does not learn of the fork probe's end, neither by a signal nor by `wait` for any child.
+    /// Forks a probe. The program does not learn of the probe's end, neither by a signal nor by `wait` for any child.
     ///
     /// # Errors
     /// The number of processes has reached its limit, or memory is short.

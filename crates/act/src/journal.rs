@@ -1,9 +1,10 @@
-//! A journal of discards: the memory of a process that follows others' children ([`crate::Follower`]), for its successor
-//! should it be killed.
+//! A journal of discards: records of a process that follows children of other processes ([`crate::Follower`]). If that
+//! process is killed, its successor reads them.
 //!
-//! A discarding thread goes on as soon as the kernel's message has been read, whatever becomes of the reader. So the
-//! message is read right into the journal, which is a memory file. There is no instant at which the thread has gone on and
-//! the journal does not know. The kernel finishes a read that it has begun, also of a process that is killed.
+//! A discarding thread goes on as soon as the kernel's message has been read, even if the reader is killed right then.
+//! So the message is read right into the journal, which is a memory file. There is no instant at which the thread has
+//! gone on and the journal does not know. The kernel finishes a read that it has begun, also of a process that is
+//! killed.
 //!
 //! ```text
 //!   head of a child:  userfaultfd, socket of its member, layout       (numbers of descriptors)
@@ -25,14 +26,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Number of children, as many as are followed at most.
+/// Number of children that the journal has room for.
 const HEADS: usize = 8192;
-/// Number of messages in each half of a log. Its pages take memory once they are written.
+/// Number of messages in each half of a log. Pages of the log take memory only once they are written.
 const RECORDS: usize = 8 << 10;
-/// Event of a record of pages that a child's parent had discarded, of which it may have got some at the fork.
+/// Event number of a record of pages that a child's parent had discarded. The child may have got some of them at the
+/// fork.
 const INHERITED: u64 = 0x80;
 
-/// A head that nobody uses, that somebody is about to use, or that counts.
+/// States of a head: free, being filled in, and in use.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const COUNTS: u32 = 2;
@@ -41,10 +43,10 @@ const COUNTS: u32 = 2;
 struct Head {
     state: AtomicU32,
     watch: AtomicI32,
-    /// -1: none.
+    /// Descriptor number of the member's socket; -1: none.
     socket: AtomicI32,
     is_born: AtomicU32,
-    /// The half of the log that counts.
+    /// The half of the log (0 or 1) that a successor reads.
     half: AtomicU32,
     is_partial: AtomicU32,
     layout: [AtomicU64; 2],
@@ -68,14 +70,15 @@ pub struct Journal {
     memory: &'static Memory,
 }
 
-/// The facts about a child beside its messages.
+/// Facts about a child that its log does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// Number of the socket of the member that may take it back.
     pub socket: Option<i32>,
     /// The member's layout in memory; zeros if it is not known.
     pub layout: (u64, u64),
-    /// Whether the member will not follow it again: a child of the member's has forked it, or the member has said so.
+    /// Whether no member will follow the child again: a child of the member has forked it, or the member has given it
+    /// up.
     pub is_born: bool,
 }
 
@@ -84,29 +87,29 @@ pub struct About {
 pub enum Logged {
     /// Pages were discarded, or are about to be.
     Discard(PageRange),
-    /// Its parent had discarded these.
+    /// The child's parent had discarded these pages.
     Inherited(PageRange),
     /// Pages were moved.
     Moved(PageRange, HostVirt),
-    /// It forked. The child's userfaultfd has this number.
+    /// The process forked. The userfaultfd of its child has this descriptor number.
     Forked(i32),
 }
 
-/// A child of a journal.
+/// A child that a journal names.
 #[derive(Debug)]
 pub struct Found {
     /// Number of its userfaultfd.
     pub watch: i32,
-    /// See there.
+    /// The facts about the child.
     pub about: About,
-    /// Its log, and whether that is partial.
+    /// The messages of its log.
     pub log: Vec<Logged>,
-    /// See above.
+    /// Whether the log is partial.
     pub is_partial: bool,
 }
 
 impl Journal {
-    /// An empty one.
+    /// An empty journal.
     ///
     /// # Errors
     /// Memory or address space is short.
@@ -116,10 +119,10 @@ impl Journal {
         Self::of(file)
     }
 
-    /// One that another process has kept.
+    /// The journal that another process has kept in this file.
     ///
     /// # Errors
-    /// The file is none, or address space is short.
+    /// The file is no journal, or address space is short.
     pub fn of(file: OwnedFd) -> io::Result<Arc<Self>> {
         if rustix::fs::fstat(&file)?.st_size != size_of::<Memory>() as i64 {
             return Err(io::ErrorKind::InvalidData.into());
@@ -134,12 +137,13 @@ impl Journal {
         Ok(Arc::new(Self { file, memory }))
     }
 
-    /// The number of its file.
+    /// The descriptor number of the journal's file.
     pub fn number(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// Enters a child, with pages that it has discarded already, and pages that its parent had. `None`: there is no room.
+    /// Enters a child, with pages that the child has discarded already, and pages that its parent had discarded.
+    /// `None`: there is no room.
     pub fn enter(
         self: &Arc<Self>,
         watch: &Userfault,
@@ -186,12 +190,13 @@ impl Journal {
         }
     }
 
-    /// Whether it has no child. Allocates nothing.
+    /// Whether the journal names no child. Allocates nothing.
     pub fn is_empty(&self) -> bool {
         self.counting().next().is_none()
     }
 
-    /// All children. One whose birth was read, and which was not entered, is named by its parent's log alone.
+    /// All children. A child whose fork message was read, and which was not entered yet, is named by its parent's log
+    /// alone.
     pub fn found(&self) -> Vec<Found> {
         let found = |(head, log): (&Head, &Log)| Found {
             watch: head.watch.load(Ordering::SeqCst),
@@ -239,7 +244,8 @@ impl Log {
     }
 }
 
-/// A child of a journal. It is none any more when this is dropped, which is to be before its userfaultfd is closed.
+/// A child's place in a journal. Dropping this removes the child from the journal, and must happen before its
+/// userfaultfd is closed.
 #[derive(Debug)]
 pub struct Entry {
     journal: Arc<Journal>,
@@ -247,7 +253,8 @@ pub struct Entry {
     half: usize,
     /// Number of messages in this half of the log.
     length: usize,
-    /// Pages of which the log has a discard of the child's own, and others that its parent had discarded.
+    /// Pages of which the log has a discard by the child itself. `inherited` are the pages that its parent had
+    /// discarded.
     logged: PageSet,
     inherited: PageSet,
 }
@@ -261,7 +268,8 @@ impl Entry {
         &self.journal.memory.logs[self.at].0[self.half][at]
     }
 
-    /// The place behind the last message, or of the last one in a partial log. The log ends behind it.
+    /// Index of the record for the next message: behind the last message, or the last record of a full partial log.
+    /// Ends the log behind that record.
     fn place(&mut self) -> usize {
         let last = RECORDS - 2;
         if self.length > last && self.head().is_partial.load(Ordering::SeqCst) == 0 {
@@ -296,7 +304,7 @@ impl Entry {
         self.head().is_partial.store(1, Ordering::SeqCst);
     }
 
-    /// Says that its member will not follow it again.
+    /// Says that no member will follow the child again.
     pub fn leave_alone(&self) {
         self.head().is_born.store(1, Ordering::SeqCst);
     }
@@ -319,7 +327,7 @@ impl Entry {
                 crate::follow::move_within(&mut self.inherited, *from, *to);
                 self.length += 1;
             }
-            // It counts until the child has an entry.
+            // The message stays in the log until the child has an entry of its own.
             Ok(Some(Message::Forked(_))) => {}
             _ => self.record(place)[0].store(0, Ordering::SeqCst),
         }

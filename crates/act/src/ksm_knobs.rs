@@ -50,8 +50,8 @@ impl KsmKnobs {
         self.set_all(dir)
     }
 
-    /// Restores the settings, and leaves merged pages merged. `false` if that cannot be, because another policy for NUMA nodes goes with
-    /// what is merged: then nothing is changed.
+    /// Restores the settings, and leaves merged pages merged. `false`, and nothing is changed, if the saved
+    /// `merge_across_nodes` differs: the kernel does not let it change while pages are merged.
     ///
     /// # Errors
     /// The caller is not root.
@@ -85,8 +85,8 @@ pub fn set_ksm(knob: &str, value: &str) -> Result<()> {
     set(Path::new(DIR), knob, value)
 }
 
-/// Has ksmd merge all memory of this process that is like other memory, or not any more. Processes that it starts have the
-/// same setting.
+/// Makes ksmd merge equal pages in all memory of this process (`PR_SET_MEMORY_MERGE`), or ends that. Processes that it
+/// starts inherit the setting.
 ///
 /// # Errors
 /// The kernel is older than 6.4.
@@ -96,7 +96,7 @@ pub fn set_memory_merge(merge: bool) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether ksmd merges all memory of this process that is like other memory.
+/// Whether ksmd merges equal pages in all memory of this process.
 ///
 /// # Errors
 /// The kernel is older than 6.4.

@@ -64,8 +64,8 @@ pub use standby::{Inheritance, Inherited, Standby};
 pub use trace::{REGISTERS, Registers, Resume, Stop, Tracee, registers_of, share_files, sharer_of_memory, words_of};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
 
-/// For tests: the turn of one that forks, or that asks whether a lease is mapped. A forked child has all that the other
-/// tests of its process have mapped.
+/// For tests: a lock for tests that fork, or that ask whether a lease is mapped. A forked child has all mappings that
+/// other tests of this process have made.
 #[cfg(test)]
 fn turn_to_fork() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());

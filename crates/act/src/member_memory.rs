@@ -58,8 +58,8 @@ impl MemberMemory {
         Self(PageRange { start: HostVirt(at.expect("a mapping") as u64), pages })
     }
 
-    /// Maps fresh memory between two pages that nobody can touch, and returns those, too. So it is a mapping of its own,
-    /// that was never touched. Moved to another place, it can join its neighbours there, which one that has a page
+    /// Maps fresh memory between two pages that nobody can touch, and returns those, too. So it is a separate mapping
+    /// that was never touched. After a move, an untouched mapping can join its neighbours; a mapping with a page
     /// cannot. `accounted`: whether it is accounted for like a program's own memory.
     ///
     /// # Errors
@@ -183,8 +183,8 @@ impl MemberMemory {
         }
     }
 
-    /// The same in another way. A program's filter of system calls (seccomp) may forbid `process_vm_readv`, as that of
-    /// Docker 20.10 does.
+    /// As [`Self::fill_as_far_as_there`], by way of a file. A program's filter of system calls (seccomp) may forbid
+    /// `process_vm_readv`, as the filter of Docker 20.10 does.
     fn fill_by_file(&self, from: HostVirt) -> u64 {
         let Ok(file) = memfd_create(c"own-copies", MemfdFlags::CLOEXEC) else { return 0 };
         let mut done = 0;
@@ -415,10 +415,10 @@ impl SharedMark {
         Ok(Self(HostVirt(at as u64)))
     }
 
-    /// One that this process was born with.
+    /// A mark that this process has inherited from the process that forked it.
     ///
     /// # Safety
-    /// Such a mark lies there, and nobody else is going to unmap it.
+    /// A mark lies at `at`, and nobody else is going to unmap it.
     pub const unsafe fn inherited(at: HostVirt) -> Self {
         Self(at)
     }
@@ -442,7 +442,7 @@ pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
 
 /// Gives all memory of a memory file back to the kernel. The file keeps its size, and reads as zeros.
 ///
-/// It waits for whoever is writing to the file, so it is not for those who must not wait.
+/// The call waits until nobody is writing to the file, so it is not for callers that must not wait.
 ///
 /// # Errors
 /// The kernel refused; the file may be sealed against writing.
@@ -467,9 +467,10 @@ pub const AGAIN: Duration = Duration::from_micros(100);
 
 /// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.
 ///
-/// The kernel unmaps `place` before it asks for memory for the mapping. If there is none (at a memory control group's limit),
-/// nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again, each [`AGAIN`], until it
-/// succeeds. That wait has no bound: memory that the program needs is in nobody's hands but the caller's.
+/// The kernel unmaps `place` before it asks for memory for the mapping. If there is none (at a memory control group's
+/// limit), nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again, each
+/// [`AGAIN`], until it succeeds. The wait has no bound: the caller holds the only copy of memory that the program
+/// needs.
 ///
 /// # Safety
 /// `from` must hold the same bytes as `place`, and no one else may use `from`.

@@ -27,7 +27,7 @@ pub fn seal_object(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Whether a file is sealed, and has these bytes and no others.
+/// Whether a file is sealed, and consists of exactly these bytes.
 ///
 /// # Errors
 /// It cannot be looked at.

@@ -39,7 +39,7 @@ pub fn reseed_kernel_random(seed: &[u8; SEED_BYTES]) -> io::Result<()> {
     done(unsafe { libc::ioctl(device.as_raw_fd(), RESEED) })
 }
 
-/// Has a terminal, as a serial line is one, pass all bytes unchanged and without echo.
+/// Makes a terminal, such as a serial line, pass all bytes unchanged and without echo.
 ///
 /// # Errors
 /// It is no terminal (`ENOTTY`), or cannot be set.
@@ -56,7 +56,7 @@ pub fn make_raw(terminal: impl AsFd) -> io::Result<()> {
     done(unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const settings) })
 }
 
-/// Has the path of a file lead to another file (`MS_BIND`).
+/// Mounts `file` over the path `over` (`MS_BIND`).
 ///
 /// # Errors
 /// The caller lacks `CAP_SYS_ADMIN`, or one of the files is missing.

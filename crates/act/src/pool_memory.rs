@@ -79,7 +79,7 @@ pub fn check(file: impl AsFd, role: Role) -> Result<(), Errno> {
     if !fcntl_get_seals(&file)?.contains(seals) {
         return Err(Errno::PERM);
     }
-    // Of huge pages there may be too few when a page is touched.
+    // A memory file with huge pages is refused: there may be too few huge pages when a page is touched.
     if fstatfs(&file)?.f_type == MEMORY_FILES { Ok(()) } else { Err(Errno::INVAL) }
 }
 
@@ -98,7 +98,7 @@ fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A template: a segment that somebody has made of a guest's memory.
+/// A template: a sealed memory file with a guest's memory, used as a segment.
 #[derive(Debug)]
 pub struct Template {
     /// A descriptor of its file by which it can only be read.
@@ -130,7 +130,7 @@ impl Template {
         Ok(Self { file, slots, bytes: memory_of(&found) })
     }
 
-    /// Whether a file is sealed so.
+    /// Whether a file is sealed as a template.
     pub fn is_sealed(file: impl AsFd) -> bool {
         fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(TEMPLATE_SEALS)) && check(&file, Role::Segment).is_ok()
     }
@@ -350,8 +350,8 @@ impl AsFd for DonationWindow {
     }
 }
 
-/// A file that every process maps that maps slots of the pool. It is empty and its size is sealed, so no process can
-/// make the kernel wait for pages of it.
+/// A file that is mapped by every process that maps slots of the pool. It is empty and its size is sealed, so no
+/// process can make the kernel wait for its pages.
 #[derive(Debug)]
 pub struct Lease(OwnedFd);
 

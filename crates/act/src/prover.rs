@@ -33,7 +33,7 @@ impl Prover {
         Seqpacket::connect_to_service(path).map(Self::over)
     }
 
-    /// The same over a connection that is there already.
+    /// The client over a connection that exists already.
     pub const fn over(socket: Seqpacket) -> Self {
         Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] }
     }
@@ -92,11 +92,11 @@ impl Prover {
         }
     }
 
-    /// Asks something whose answer is of no interest, without waiting. [`Self::has_answered`] tells whether the prover is
-    /// at work.
+    /// Asks a question only to see whether the prover answers, without waiting. [`Self::has_answered`] tells whether it
+    /// has.
     ///
     /// # Errors
-    /// It has too much to read, or is gone.
+    /// The prover has too much to read, or is gone.
     pub fn ask_later(&mut self) -> io::Result<()> {
         let sent = self.send(Kind::Private, &[PageRange { start: HostVirt(0), pages: 1 }])?;
         if sent { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }

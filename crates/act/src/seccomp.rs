@@ -38,7 +38,8 @@ pub const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>;
 /// Flags of the call that makes the agent's first thread: memory, signal handlers and process of the program's.
 const FIRST_THREAD: u64 = (libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 
-/// Flags of those calls that make the others, by its C library. Filters such as QEMU's let no other thread be made.
+/// Flags of the `clone` calls by which the agent's C library makes its other threads. Filters such as QEMU's let no
+/// thread be made with other flags.
 const OTHER_THREADS: u64 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -125,7 +126,8 @@ pub const CALLS: &[AgentCall] = &[
     call("write", libc::SYS_write),
 ];
 
-/// System calls besides of an agent that was loaded with its program, and of its hooks. Its C library is another one.
+/// Further system calls of an agent that was loaded with its program, and of its hooks. It uses the program's C
+/// library.
 const OF_LOADED: &[AgentCall] = &[
     or_error("clone3", libc::SYS_clone3),
     call("connect", libc::SYS_connect),
@@ -171,12 +173,13 @@ pub fn forbidden(filters: &[Vec<FilterInstruction>]) -> Option<&'static str> {
     CALLS.iter().find(|call| !filters.iter().all(|filter| allows(filter, call))).map(|call| call.name)
 }
 
-/// The same of an agent that was loaded with its program, and of one filter more.
+/// As [`forbidden`], for an agent that was loaded with its program, and for a single filter.
 pub fn forbidden_when_loaded(filter: &[FilterInstruction]) -> Option<&'static str> {
     CALLS.iter().chain(OF_LOADED).find(|call| !allows(filter, call)).map(|call| call.name)
 }
 
-/// Flags by which these filters let the agent's first thread be made: with directories of its own if they may be.
+/// Flags of `clone` with which these filters let the agent's first thread be made. They give the thread root and
+/// working directory of its own, if the filters allow that.
 pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
     let apart = call_with("clone", libc::SYS_clone, [Some(FIRST_THREAD), None, None]);
     if filters.iter().all(|filter| allows(filter, &apart)) { FIRST_THREAD } else { OTHER_THREADS }
@@ -205,13 +208,13 @@ pub fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
 
 /// The step that follows an instruction.
 enum Next {
-    /// The next one, which the state holds.
+    /// The filter goes on at the instruction that the state holds.
     Goes,
-    /// The one that the state holds, or this one.
+    /// A branch on an unknown value: the filter may go on at the instruction that the state holds, or at this one.
     Forks(usize),
     /// The filter's answer.
     Returns(Option<u32>),
-    /// It is none that the kernel would have taken.
+    /// The kernel would not have accepted a filter with this instruction.
     Unknown,
 }
 
@@ -254,7 +257,7 @@ fn arithmetic(operation: u16, operand: Option<u32>, state: &mut State) -> Next {
         0x00 => both.map(|(a, by)| a.wrapping_add(by)),
         0x10 => both.map(|(a, by)| a.wrapping_sub(by)),
         0x20 => both.map(|(a, by)| a.wrapping_mul(by)),
-        // By 0, the kernel ends the filter, which forbids the call.
+        // On a division by 0, the kernel ends the filter with an answer that forbids the call.
         0x30 => match both.and_then(|(a, by)| a.checked_div(by)) {
             None => return Next::Unknown,
             quotient => quotient,

@@ -24,13 +24,14 @@ use std::sync::Arc;
 pub struct Standby {
     pid: Pid,
     end: OwnedFd,
-    /// The standby waits for this, under the same number.
+    /// A pidfd of this process, on which the standby waits under the same descriptor number.
     _own_end: OwnedFd,
 }
 
 impl Standby {
-    /// Starts one. When this process has ended while the journal names children, it executes this program with `arguments`, of
-    /// which the first is the program's name. It has the journal's file and the descriptors that the journal names then.
+    /// Starts a standby. When this process has ended while the journal names children, the standby executes this
+    /// program with `arguments`, of which the first is the program's name. It passes on the journal's file and the
+    /// descriptors that the journal names.
     ///
     /// # Errors
     /// No process can be made.
@@ -49,14 +50,14 @@ impl Standby {
         Ok(Self { pid, end: pidfd_open(pid, PidfdFlags::empty())?, _own_end: own_end })
     }
 
-    /// Whether it has ended.
+    /// Whether the standby has ended.
     pub fn has_ended(&self) -> bool {
         !matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None))
     }
 }
 
 impl AsFd for Standby {
-    /// Readable once it has ended.
+    /// A file that is readable once the standby has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
     }
@@ -69,7 +70,7 @@ fn stand_by(end: i32, journal: &Journal, arguments: &[*const c_char]) -> ! {
         // SAFETY: the kernel writes to `waited` alone. The time is none: it waits.
         unsafe { libc::syscall(libc::SYS_poll, &raw mut waited, 1, -1) };
     }
-    // Nobody else has this table of files any more. Its end would close the sockets, whose peers wait for nobody.
+    // Only the standby has this table of files now. If the standby ended, all sockets would be closed.
     if !journal.is_empty() {
         let keep = |number: i32| {
             // SAFETY: the call takes numbers, and changes a mark.
@@ -96,7 +97,7 @@ fn stand_by(end: i32, journal: &Journal, arguments: &[*const c_char]) -> ! {
 pub struct Inherited {
     /// Its follower, which knows all that its predecessor knew.
     pub follower: Follower,
-    /// The number of the member's socket, the layout and the like.
+    /// Facts about the child: the number of the member's socket, the layout in memory.
     pub about: About,
 }
 

@@ -160,7 +160,7 @@ impl Tracee {
         Pid::from_raw(i32::try_from(message).ok()?)
     }
 
-    /// A thread that this process does not trace yet, and another process does at the moment: seizes it when that one lets go.
+    /// Seizes a thread that another process traces at the moment, as soon as that process lets it go.
     ///
     /// # Errors
     /// The thread has ended, or it is not let go in time.
@@ -204,8 +204,8 @@ impl Tracee {
         unsafe { request(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers) as usize) }
     }
 
-    /// Whether the thread has stopped because it begins a system call. `false`: it ends one, or has stopped for another
-    /// reason.
+    /// Whether the thread has stopped because it begins a system call. `false`: it has stopped at the end of a system
+    /// call, or for another reason.
     pub fn begins_call(&self) -> bool {
         self.call_info().is_ok_and(|info| info.op == libc::PTRACE_SYSCALL_INFO_ENTRY)
     }
@@ -225,7 +225,7 @@ impl Tracee {
         Ok(info)
     }
 
-    /// Where the stopped thread tells the kernel of its restartable sequences (`struct rseq`); 0 if it does not.
+    /// Address of the `struct rseq` that the stopped thread has registered for restartable sequences; 0 if it has none.
     ///
     /// # Errors
     /// `ESRCH`: it is not stopped, or has ended.
@@ -326,7 +326,7 @@ unsafe fn request(request: libc::c_uint, thread: Pid, address: usize, data: usiz
     unsafe { ask(request, thread, address, data) }.map(|_| ())
 }
 
-/// As [`request`], for one that is answered by a number.
+/// As [`request`], for a request that is answered by a number.
 ///
 /// # Safety
 /// As for [`request`].

@@ -203,7 +203,7 @@ impl Userfault {
         file_of_thread(thread, number).map(Self)
     }
 
-    /// Claims it.
+    /// Claims the userfaultfd.
     ///
     /// # Errors
     /// No descriptor is left, or the kernel is short of memory for the lock.
@@ -214,7 +214,7 @@ impl Userfault {
         Ok(claim)
     }
 
-    /// Whether somebody has claimed it. If the kernel does not say, nobody else may read it.
+    /// Whether somebody has claimed the userfaultfd. If the kernel does not answer, it counts as claimed.
     pub fn is_claimed(&self) -> bool {
         lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
     }
@@ -225,13 +225,13 @@ impl Userfault {
         let _ = rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK);
     }
 
-    /// Whether somebody has [begun](Userfault::begin) it.
+    /// Whether somebody has [begun](Userfault::begin) the userfaultfd (`UFFDIO_API`).
     pub fn is_begun(&self) -> bool {
         let page = PageRange { start: HostVirt(1 << 16), pages: 1 };
         self.protect(page, false) != Err(Errno::INVAL)
     }
 
-    /// The number under which the calling thread has it open.
+    /// The descriptor number of the userfaultfd in the calling thread's table of files.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()
     }
@@ -333,7 +333,8 @@ impl Userfault {
         self.next_message_into(&Record::default())
     }
 
-    /// The same. The kernel writes the message to `record`, even if this process is killed meanwhile.
+    /// As [`Userfault::next_message`]. The kernel writes the message to `record`, even if this process is killed
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Userfault::next_message`].
@@ -407,12 +408,13 @@ pub struct Claim(OwnedFd);
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // The kernel needs no memory for that.
+        // Unlocking needs no memory, so the call does not fail.
         let _ = lock(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_UNLCK);
     }
 }
 
-/// Sets a lock of a whole file, or asks for one that is in the way. Returns the kind that the kernel names.
+/// Sets a lock on a whole file, or asks the kernel for a lock that conflicts. Returns the kind of lock that the kernel
+/// names.
 fn lock(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: all bits zero are a lock of the whole file.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
