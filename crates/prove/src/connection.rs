@@ -23,7 +23,7 @@ const BURST: Duration = Duration::from_millis(50);
 /// Invalid frame number, for pages of which nothing can be proven.
 const NO_FRAME: Pfn = Pfn(u64::MAX);
 
-/// The parts that all connections share.
+/// The state that all connections share.
 pub struct Shared {
     counts: Mutex<ReferenceCounts>,
     drain: Drain,
@@ -83,7 +83,7 @@ pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -
         if !socket.send(&answer[..bytes], &[])? {
             return Err(io::Error::other("it does not read what it asked for"));
         }
-        // All that the thread has done since it last counted, as receiving the question.
+        // Processor time of everything that the thread has done since the last count, such as receiving the question.
         let until = cpu_time();
         let spent = until.saturating_sub(std::mem::replace(&mut counted, until));
         std::thread::sleep(pace.rest_after(spent, Instant::now()));
@@ -142,7 +142,7 @@ impl Asker {
             proofs[n] = match held[n] {
                 Held::Free if same => Proof::Free,
                 Held::Referenced(_) if same => Proof::Referenced,
-                // A page that is mapped elsewhere is held there.
+                // A page that is mapped elsewhere, too, is held by that mapping.
                 _ if asked.kind == Kind::Private && self.before[n] == self.after[n] && is_shared(self.after[n]) => {
                     Proof::Referenced
                 }

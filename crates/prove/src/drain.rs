@@ -34,7 +34,8 @@ impl Drain {
     /// # Errors
     /// Memory is short.
     pub fn new() -> rustix::io::Result<Self> {
-        // Inherited from whoever started the service (`PR_SET_THP_DISABLE`). The kernel would refuse to look for a huge page.
+        // The process may have inherited `PR_SET_THP_DISABLE` from the program that started the service. With it, the
+        // kernel refuses to look for a huge page.
         let _ = disable_transparent_huge_pages(false);
         Ok(Self { room: Room::new()?, last: Mutex::new(None) })
     }
@@ -55,7 +56,7 @@ impl Drain {
     }
 }
 
-/// Empties this processor's list: see the module.
+/// Empties this processor's list, as the module tells.
 fn seal_file() -> rustix::io::Result<()> {
     let file = memfd_create("lists", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::io::write(&file, b"1")?;

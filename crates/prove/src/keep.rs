@@ -8,28 +8,34 @@
 //! The keeper needs to know nothing of the child: it makes discarded pages zeros at once, and all others are the
 //! file's.
 //!
-//! The keeper is safe from what it is handed:
+//! The keeper is safe from files and frames that a hostile peer sends:
 //!
 //! - It takes a file for a userfaultfd only if the kernel calls it one.
 //! - Through a userfaultfd it maps only zeros, and pages of the file that is mapped anyway. It does so in the address
 //!   space of the process that opened the userfaultfd, when that process asks for it. A peer that hands over another
 //!   process's userfaultfd could do the same itself.
-//! - It follows children of members alone, and so many for each user ([`crate::places`]), which it answers before the member relies
-//!   on it. It takes no userfaultfd that nobody has begun.
-//! - A peer may clear the flag by which reading does not wait. That holds up the thread of this one connection, until it next waits.
+//! - It follows children of members alone, and a bounded number for each user ([`crate::places`]). It tells the member
+//!   whether it follows a child before the member relies on that. It takes no userfaultfd before somebody has called
+//!   `UFFDIO_API` on it.
+//! - A peer may clear `O_NONBLOCK` of a userfaultfd. That blocks the thread of this one connection, until that thread
+//!   sets the flag again.
 //!
-//! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). That has the same descriptors at every instant, and
-//! the journal of what was read ([`act::Journal`]). Members' connections stay open, so that members do not notice. It follows these
-//! children until it can hand them on. It has a standby, too.
+//! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). The standby has the same descriptors at
+//! every instant, and the journal of all messages that were read ([`act::Journal`]). Members' connections stay open, so
+//! that members do not notice. The successor follows these children until it can hand them on. It has a standby of its
+//! own, too.
 //!
-//! When its supervisor has ended, nobody can connect to it any more. It goes on, and hands its children on to the next supervisor's
-//! keeper ([`hand_on`]): those of members that live by way of these. A member does not know of children that its child has forked.
+//! When the keeper's supervisor has ended, nobody can connect to the keeper any more. It goes on, and hands its
+//! children on to the next supervisor's keeper ([`hand_on`]). Children of a living member are handed on by that member.
+//! A member does not know of children that its child has forked: the keeper hands these on itself.
 //!
-//! A member holds on to what it has handed over, and follows its children by itself when the connection is closed. So the keeper
-//! has stopped to read by then, and a child that an agent has claimed (`lend`) is left alone by either. Each takes one of the member's
-//! descriptors. When these run short, it leaves its children to the keeper and its standby alone ([`wire::prove::ALONE`]).
+//! A member keeps each userfaultfd that it has handed over open, and follows its children by itself when the connection
+//! is closed. So the keeper stops reading before it closes the connection. A child that an agent has claimed (`lend`)
+//! is read by neither. Each userfaultfd takes one of the member's descriptors. When these run short, the member leaves
+//! its children to the keeper and its standby alone ([`wire::prove::ALONE`]).
 //!
-//! Of each child, somebody reads the messages, or nobody has it open any more. An open one that nobody reads would hang:
+//! Somebody reads the messages of each child's userfaultfd, or nobody has it open any more. A child whose userfaultfd
+//! is open and never read would hang at its next discard or fork:
 //!
 //! | the child | is read by |
 //! |---|---|
@@ -39,7 +45,7 @@
 //! | was handed over, and the keeper gives its children back | the keeper, until all are at rest. Those that are sent meanwhile are refused at once |
 //! | the keeper was killed | its standby, which gives children back to members that live. So it does not matter which of them the journal lacks |
 //!
-//! The keeper alone ends a connection. The member then follows all that it had sent through it.
+//! Only the keeper ends a connection. The member then follows all children that it had sent through it.
 
 use crate::places::{self, Place};
 use act::{About, Follower, Inheritance, Inherited, Journal, Purpose, Told, Userfault};
@@ -61,7 +67,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SETTLE_AFTER: Duration = Duration::from_millis(1);
 /// Time between two checks whether the agent in a child has given up its claim: 20 ms.
 const CLAIMED_EVERY: Duration = Duration::from_millis(20);
-/// Pause after a message that could not be read, or of a file that counts as readable at all times: 20 ms.
+/// Pause after a message could not be read, or while a userfaultfd polls as readable although it has no message: 20 ms.
 const SPARED_FOR: Duration = CLAIMED_EVERY;
 
 /// A connection to the next supervisor's keeper.
@@ -77,17 +83,19 @@ static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 pub struct Kept {
     watch: Arc<Userfault>,
     follower: Mutex<Follower>,
-    /// Whether the member will not follow it again: a child of the member's has forked it, or the member has said so.
+    /// Whether the keeper alone follows this child: a child of the member has forked it, or the member has given it up
+    /// ([`wire::prove::ALONE`]).
     is_born: AtomicBool,
     place: Place,
-    /// Whether its nursery has ended, so that the member follows it.
+    /// Whether the keeper has stopped following this child, so that the member or another keeper follows it.
     is_given_back: AtomicBool,
-    /// The layout in memory of the member that handed it over, and so its own.
+    /// The layout in memory of the member that handed this child over. A forked child has the layout of its parent.
     layout: Option<(u64, u64)>,
 }
 
 impl Kept {
-    /// Whether it has this layout, and so is of the same family as the process that has it, in all likelihood.
+    /// Whether the child has this layout. If so, it is in all likelihood of the same family as the process with this
+    /// layout.
     pub fn has_layout(&self, layout: Option<(u64, u64)>) -> bool {
         layout.is_some() && self.layout == layout
     }
@@ -96,8 +104,8 @@ impl Kept {
         self.is_born.load(Ordering::SeqCst)
     }
 
-    /// Whether nobody but this process reads the kernel's messages about it, and nobody will that does not look for a claim which
-    /// there is already.
+    /// Whether this keeper still follows the child: `false` once the child was given back to its member or handed to
+    /// another keeper. Everybody who follows the child later looks for an agent's claim before reading.
     pub fn is_ours(&self) -> bool {
         !self.is_given_back.load(Ordering::SeqCst)
     }
@@ -106,7 +114,7 @@ impl Kept {
     pub fn try_hold(&self) -> Option<MutexGuard<'_, Follower>> {
         match self.follower.try_lock() {
             Ok(follower) => Some(follower),
-            // A thread that panicked has read a message more, or less.
+            // A thread that panicked leaves a usable follower: it has read its last message or has not.
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -132,7 +140,7 @@ pub fn succeed(inheritance: Inheritance) {
     let Inheritance { mut children, sockets } = inheritance;
     let sockets = sockets.into_iter().map(|(number, socket)| (Some(number), Some(Seqpacket::from(socket))));
     let nurseries: Vec<(Option<i32>, Option<Seqpacket>)> = [(None, None)].into_iter().chain(sockets).collect();
-    // No supervisor tells of others.
+    // This process has no supervisor that would tell it of other users.
     places::claims().users = nurseries.iter().map(|(_, socket)| peer_of(socket.as_ref()).uid).collect();
     for (number, socket) in nurseries {
         let mut nursery = Nursery::new(number, None, peer_of(socket.as_ref()));
@@ -146,7 +154,8 @@ pub fn succeed(inheritance: Inheritance) {
     }
 }
 
-/// The member that hands children over through a socket. Without one, children count as the keepers' own.
+/// The member that hands children over through this socket. Without a socket, children count as those of the keepers'
+/// user.
 fn peer_of(socket: Option<&Seqpacket>) -> Peer {
     let peer = socket.and_then(|socket| socket.peer().ok());
     peer.unwrap_or_else(|| Peer { pid: 0, uid: rustix::process::getuid().as_raw() })
@@ -162,8 +171,8 @@ pub fn has_children() -> bool {
     !all().is_empty()
 }
 
-/// Has all children be handed on as soon as the next supervisor's keeper listens at `path`. To be called again and again, by a
-/// keeper that nobody can connect to any more.
+/// Connects to the next supervisor's keeper, if it listens at `path`; all children are handed on to it then. Called
+/// again and again by a keeper whose supervisor has ended.
 pub fn hand_on(path: &Path) {
     let mut successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let is_there = |socket: &Seqpacket| matches!(socket.receive_bare(&mut [0; 8]), Ok(Received::Nothing));
@@ -172,7 +181,8 @@ pub fn hand_on(path: &Path) {
     }
 }
 
-/// Begins a member's userfaultfd with events of forks.
+/// Calls `UFFDIO_API` on a member's userfaultfd, with fork events (`UFFD_FEATURE_EVENT_FORK`, which takes
+/// `CAP_SYS_PTRACE`).
 ///
 /// # Errors
 /// The peer has no claim; the file is no userfaultfd, was begun before, or the kernel lacks events of forks.
@@ -188,7 +198,7 @@ fn may(peer: Peer) -> io::Result<()> {
     places::claims().has(peer).then_some(()).ok_or_else(why)
 }
 
-/// Whether a frame is one of [`serve`]'s, if it comes with a file.
+/// Whether a frame that comes with a file is one that [`serve`] takes first.
 pub fn is_first(frame: &[u8]) -> bool {
     frame == KEEP || decode_keep(frame).is_some()
 }
@@ -215,12 +225,13 @@ struct Nursery {
     /// The number of the member's socket, for a successor.
     number: Option<i32>,
     peer: Peer,
-    /// Whether children are given back to the member, and no others are taken. It has sent what it should not, or it was an
-    /// earlier keeper that took these.
+    /// Whether children are given back to the member, and no others are taken. The reason: the member has sent an
+    /// invalid frame, or an earlier keeper had taken these children.
     gives_back: bool,
     /// An answer that the member has no room for.
     unsent: Option<Vec<u8>>,
-    /// Whether something could not be read, or counts as readable at all times.
+    /// Whether the thread must sleep ([`SPARED_FOR`]) before it polls again: a message could not be read, or a file
+    /// polls as readable at all times.
     is_to_spare: bool,
 }
 
@@ -237,11 +248,11 @@ impl Nursery {
             if let Some(open) = &socket
                 && !self.hear(open)
             {
-                // From here on its number may be another file's.
+                // From here on the number of the socket may stand for another file.
                 if let (Some(journal), Some(number)) = (JOURNAL.get(), self.number.take()) {
                     journal.forget_socket(number);
                 }
-                // Those that the member is to follow are closed already.
+                // The userfaultfds of children that the member is to follow are closed already.
                 socket = None;
             }
             self.look();
@@ -249,12 +260,12 @@ impl Nursery {
                 break;
             }
         }
-        // Before the socket is closed: the member reads then.
+        // The follower must have stopped before the socket is closed, because the member begins to read then.
         drop(self);
     }
 
-    /// Does what the member asks. Returns whether it may ask more. One that has sent what it should not gets its children back, as soon
-    /// as it need not know what was read about them.
+    /// Carries out the member's requests. Returns whether the member may send more. A member that has sent an invalid
+    /// frame gets its children back once all of them are at rest ([`Follower::is_at_rest`]).
     fn hear(&mut self, socket: &Seqpacket) -> bool {
         match self.take_from(socket) {
             Ok(false) => return false,
@@ -306,10 +317,10 @@ impl Nursery {
         self.children.push(kept);
     }
 
-    /// Does what a frame of the member's asks.
+    /// Carries out the request in a frame of the member's.
     ///
     /// # Errors
-    /// It asks something else, or hands over a userfaultfd that nobody has begun.
+    /// The frame is no request, or comes with a userfaultfd on which nobody has called `UFFDIO_API`.
     fn take(&mut self, socket: &Seqpacket, frame: &[u8], file: Option<OwnedFd>) -> io::Result<()> {
         let may_have_another = !self.gives_back && places::may_have_another(self.peer.uid);
         match file {
@@ -321,7 +332,7 @@ impl Nursery {
                 }
                 self.answer(socket, &encode_kept(number, kept));
             }
-            // Another keeper relies on it.
+            // A frame without a number comes from another keeper, which relies on the child being followed.
             Some(file) if frame == KEEP && (may_have_another || places::is_keepers(self.peer.uid)) => self.add(file)?,
             None if frame == ALONE => {
                 for child in &self.children {
@@ -335,12 +346,13 @@ impl Nursery {
         Ok(())
     }
 
-    /// Answers the member, or keeps the answer until it has read earlier ones. One that has ended needs none.
+    /// Answers the member, or keeps the answer until the member has read earlier ones. A member that has ended needs no
+    /// answer.
     fn answer(&mut self, socket: &Seqpacket, frame: &[u8]) {
         self.unsent = matches!(socket.send(frame, &[]), Ok(false)).then(|| frame.to_vec());
     }
 
-    /// Does what the member asks. Returns whether it may ask more.
+    /// Reads and carries out the member's requests. Returns whether the member may send more.
     ///
     /// # Errors
     /// As [`Nursery::take`].
@@ -373,7 +385,7 @@ impl Nursery {
         }
         let (mut watched, mut time) = (Vec::with_capacity(self.children.len()), LOOK_EVERY);
         for child in &self.children {
-            // If somebody else has it, it is about to be claimed.
+            // If another thread holds the follower, that thread is lending the child's userfaultfd to its agent.
             let held = child.try_hold().map(|mut follower| (follower.is_claimed(), !follower.has_work()));
             if let Some((false, _)) = held {
                 watched.push(&child.watch);
@@ -392,12 +404,13 @@ impl Nursery {
             watch.do_not_wait();
             self.is_to_spare = true;
         }
-        // The kernel may be short of memory for a moment. Nobody else reads.
+        // `poll` fails if the kernel is short of memory. The children are read all the same, after a pause, because
+        // nobody else reads them.
         self.is_to_spare |= waited.is_err_and(|e| e != rustix::io::Errno::INTR);
     }
 
-    /// Hands children on to the next keeper, if there is one, once no discard is pending. Returns whether the member is to do that,
-    /// which takes them back when this connection is closed.
+    /// Hands children without pending discards on to the next keeper, if there is one. Returns `true` if the connection
+    /// is to be closed, so that the member takes its children back and hands them on.
     fn hand_on(&mut self, is_connected: bool) -> bool {
         let successor = SUCCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(socket) = successor.as_ref() else { return false };
@@ -434,7 +447,7 @@ impl Nursery {
                     Ok(Told::Touch | Told::Discard | Told::Move(..)) => {}
                     Ok(Told::Birth(next)) => born.push(*next),
                     Ok(Told::Nothing) => break,
-                    // For example, no descriptor is left for a child of it.
+                    // The read fails, for example, if no descriptor is left for a child of this child.
                     Err(_) => {
                         is_unread = true;
                         break;

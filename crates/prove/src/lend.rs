@@ -13,18 +13,20 @@
 //!     | gives up the claim                  | goes on
 //! ```
 //!
-//! **Processes that are killed.** An agent that keeps writers out, and copies pages, loses writes if somebody else lets writers in.
-//! So does one that never hears of a discard. When the keeper is killed, the parent's agent takes its children back, and hands
-//! them to the next keeper. Both look for the claim before they read ([`Follower::is_claimed`]). By its answer, the keeper lived when
-//! the claim was there. So the parent's agent could not have noticed its end: files of a process that is killed are closed when
-//! its last thread has ended. Without the answer, the agent does nothing, and asks again.
+//! **Processes that are killed.** An agent that keeps writers out, and copies pages, loses writes if somebody else lets
+//! writers in. So does one that never hears of a discard. When the keeper is killed, the parent's agent takes its
+//! children back, and hands them to the next keeper. Both look for the claim before they read
+//! ([`Follower::is_claimed`]). The keeper's answer shows that the keeper was alive when the claim existed. So the
+//! parent's agent could not have noticed its end: files of a process that is killed are closed when its last thread has
+//! ended. Without the answer, the agent does nothing, and asks again.
 //!
-//! The kernel does not say whose memory a userfaultfd looks after. The asker is known by the kernel's word. A process that asks
-//! for another one's would have to foresee the lots. Or it would have to change its own page table in step with the other's,
-//! which it cannot read. While a page of another child is protected, its writer waits for some microseconds. So only children of the
-//! asker's family are tried each time. They have one layout in memory, which the kernel draws by lot for each program that is
-//! executed. Others are tried once a second, whoever asks. A child that was handed over in the moment in which its parent executed
-//! another program, or ended, is one of them.
+//! The kernel does not say whose memory a userfaultfd looks after. The asker is known by its pidfd. To get the
+//! userfaultfd of another process, the asker would have to foresee the lots. Or it would have to change its own page
+//! table in step with the other process's, which it cannot read. While a page of another child is protected, its writer
+//! waits for some microseconds. So only children of the asker's family are tried each time. They have one layout in
+//! memory, which the kernel draws by lot for each program that is executed. Others are tried once a second, whoever
+//! asks. A child that was handed over in the moment in which its parent executed another program, or ended, is one of
+//! them.
 
 use crate::keep::{self, Kept};
 use act::{Follower, Watch};
@@ -40,26 +42,30 @@ use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS};
 
 /// Number of lots that are drawn for each userfaultfd.
 const LOTS: u32 = 32;
-/// Longest time for a child's nursery to have read and settled all: 5 s.
+/// Longest time for the thread that follows a child to read all messages and settle all discards: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time for one candidate to be tried: 200 ms. One that another process is about to claim is not the asker.
+/// Longest time for one candidate to be tried: 200 ms. A candidate that another process is about to claim is not the
+/// asker.
 const TRY_TIME: Duration = Duration::from_millis(200);
 /// Time between two attempts at children of other families: 1 s.
 const OTHERS_EVERY: Duration = Duration::from_secs(1);
 /// Time between two attempts: 1 ms.
 const AGAIN: Duration = Duration::from_millis(1);
-/// Pause of an asker whose userfaultfd is not kept: 100 ms. Each question costs a look at all that are.
+/// Pause of an asker whose userfaultfd is not kept: 100 ms. Each question costs a look at all kept userfaultfds.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Lends the userfaultfd that looks after this page of the asker's, which has claimed it then.
+/// Sends the asker the userfaultfd that looks after this page of the asker's memory, and waits until the asker has
+/// claimed it.
 ///
 /// # Errors
-/// The asker does not read, or has not claimed what it says it has.
+/// The asker does not read its socket, or says that it has claimed the userfaultfd and has not.
 pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Result<()> {
-    // No other child is held meanwhile: an asker may take its time, and one that is dropped by its nursery is to be closed.
+    // The list of candidates is dropped before the wait for the asker. Else userfaultfds that their threads have
+    // dropped would stay open.
     let own = find(host::peer_layout(socket), page, asker)?;
     let at_rest = |follower: &mut Follower| (follower.is_at_rest() && !follower.is_claimed()).then_some(());
-    // Held until it is claimed, so that nobody else reads the kernel's messages.
+    // The follower is locked until the asker has claimed the userfaultfd, so that nobody else reads the kernel's
+    // messages.
     let Some((mut held, kept)) = own.as_deref().and_then(|kept| Some((hold(kept, PATIENCE, at_rest)?.0, kept))) else {
         socket.send(&NOT_KEPT, &[])?;
         std::thread::sleep(PAUSE);
@@ -86,7 +92,7 @@ pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Resul
 /// The child that is the asker.
 fn find(layout: Option<(u64, u64)>, page: HostVirt, asker: &PeerPages) -> io::Result<Option<Arc<Kept>>> {
     let (family, others): (Vec<_>, Vec<_>) = keep::all().into_iter().partition(|kept| kept.has_layout(layout));
-    // Asked only when none of the family was it.
+    // Children of other families are tried only if none of the family was the asker.
     let others = std::iter::once(others).filter(|_| may_try_others()).flatten();
     for kept in family.into_iter().chain(others) {
         if is_of(&kept, asker, PageRange { start: page, pages: 1 })? {
@@ -107,7 +113,8 @@ fn may_try_others() -> bool {
     may
 }
 
-/// Takes the follower of a child as soon as `look` finds something, if that comes in time. Its nursery reads meanwhile.
+/// Locks the follower of a child, and returns it once `look` finds something; `None` if that takes longer than
+/// `patience`. Between two tries, the thread that follows the child reads its messages.
 fn hold<T>(
     kept: &Kept,
     patience: Duration,
@@ -140,7 +147,8 @@ fn is_of(kept: &Kept, asker: &PeerPages, page: PageRange) -> io::Result<bool> {
     tried.map_or(Ok(false), |(_, tried)| Ok(tried? == Ok(true)))
 }
 
-/// Draws lots. The inner error is the kernel's word on the userfaultfd.
+/// Protects the page or not, by a random bit each time, and compares the asker's page table. Returns whether all agree.
+/// The inner error is the kernel's answer to a call on the userfaultfd.
 fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Result<Result<bool, Errno>> {
     let mut lots = [0; size_of::<u32>()];
     getrandom(&mut lots[..], GetRandomFlags::empty())?;
@@ -160,7 +168,8 @@ fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Resu
         }
     }
     if outcome == Ok(true) && follower.watch().register(page, Watch::Writes) == Err(Errno::BUSY) {
-        // A process may have several, of its parent's and of that one's parent. This one looks after other memory.
+        // A forked child may have several userfaultfds: those of its parent's agent, and of its grandparent's. This one
+        // looks after other memory of the child.
         outcome = Ok(false);
     }
     // Writers sleep no longer than this. If a message is unread, whoever reads it lets them go on.

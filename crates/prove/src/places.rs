@@ -10,7 +10,8 @@
 //!                                                         until others have ended, if its parent is a followed child
 //! ```
 //!
-//! Nobody is followed whose user has no member, and who is none. So a stranger takes nothing.
+//! Children of a process are followed only if the process is a member, or its user has a member. So a stranger takes no
+//! place.
 
 use host::{Peer, Shares};
 use rustix::process::getuid;
@@ -18,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::prove::Kept;
 
-/// Places of all users, and those of root's alone. There are none for users without members.
+/// Places for children of all users together, and those of root alone. Users without members have none.
 const ALL: Shares = Shares { most: 8192, roots: 1024, others: (0, 0) };
-/// Places of one member.
+/// Places for children of one member.
 const OF_MEMBER: usize = 1024;
 /// Most children of one user that are followed without a place.
 const WITHOUT: usize = 4096;
@@ -52,8 +53,9 @@ impl Claims {
         Self { users: parts.next().unwrap_or_default(), members: parts.next().unwrap_or_default() }
     }
 
-    /// Whether children of this process are followed. A keeper hands on what it follows to the next one, which has the same user. A
-    /// forked child of a member may have another user, and ask before it is a member.
+    /// Whether children of this process are followed. An earlier keeper, which hands its children on to this one, has
+    /// the same user as this process. A forked child of a member may have another user, and may ask before it is a
+    /// member itself.
     pub fn has(&self, peer: Peer) -> bool {
         let is_users = peer.uid == 0 || is_keepers(peer.uid) || self.users.contains(&peer.uid);
         is_users || ancestors(peer.pid).any(|pid| self.members.contains(&pid))
@@ -93,14 +95,15 @@ fn taken() -> MutexGuard<'static, BTreeMap<u32, [usize; 2]>> {
 #[derive(Debug)]
 pub struct Place {
     uid: u32,
-    /// Whether it has a place, and so a successor.
+    /// Whether the child has a place, so that a successor follows it, too.
     pub is_placed: bool,
 }
 
 impl Place {
-    /// That of a child of this user's, of whose family so many have one already.
+    /// Takes a place for a child of user `uid`, if one is free. `of_family` children of the same member have one
+    /// already.
     pub fn take(uid: u32, of_family: usize) -> Self {
-        // Those that an earlier keeper has handed on, and those whose parents have ended, get whatever is free.
+        // Children that an earlier keeper has handed on, and children whose parents have ended, count as root's.
         let uid = if is_keepers(uid) { 0 } else { uid };
         let (users, mut taken) = (users_and(uid), taken());
         let is_placed = of_family < OF_MEMBER && has_room(uid, &users, &taken, 0);
@@ -108,11 +111,12 @@ impl Place {
         Self { uid, is_placed }
     }
 
-    /// The answer to a member whose child it is, of whose family so many have one.
+    /// The answer to the member whose child this is. `of_family` children of that member have places.
     pub fn answer(&self, of_family: usize) -> Kept {
         let (users, taken) = (users_and(self.uid), taken());
         let own = taken.get(&self.uid).map_or(0, |[placed, _]| *placed);
-        // As many again as a quarter of a share is three quarters of.
+        // Few places are left if the user has 3/4 of its share. So there must be room for another third of those that
+        // it has.
         let is_plenty = has_room(self.uid, &users, &taken, own * (FEW.1 - FEW.0) / FEW.0);
         let is_full = !self.is_placed || !is_plenty || of_family * FEW.1 >= OF_MEMBER * FEW.0;
         if is_full { Kept::Last } else { Kept::Yes }
@@ -129,7 +133,7 @@ impl Drop for Place {
     }
 }
 
-/// Users with a claim, and this one: a member may have another user than it had when it became one.
+/// Users with a claim, and this user: a member may have changed its user since it became a member.
 fn users_and(uid: u32) -> BTreeSet<u32> {
     let mut users = claims().users.clone();
     users.insert(uid);
@@ -141,7 +145,7 @@ pub fn may_have_another(uid: u32) -> bool {
     taken().get(&uid).is_none_or(|[_, without]| *without < WITHOUT)
 }
 
-/// Whether a place is left for this user, besides so `many` more.
+/// Whether a place is left for this user, once it has taken `many` more.
 fn has_room(uid: u32, users: &BTreeSet<u32>, taken: &BTreeMap<u32, [usize; 2]>, many: usize) -> bool {
     let all = taken.iter().flat_map(|(user, [placed, _])| std::iter::repeat_n(*user, *placed));
     ALL.have_room(uid, users, all.chain(std::iter::repeat_n(uid, many)))

@@ -8,9 +8,9 @@
 //! - the page cache,
 //! - each page table that maps it.
 //!
-//! So a private page that is mapped once and has a count of one is held by that one mapping and by nobody else. A page of
-//! a memory file whose count is its mappings and one is held by these and the file alone. The kernel's own merger goes by
-//! this number (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can see
+//! So a private page that is mapped once and has a count of one is held by that one mapping and by nobody else. A page
+//! of a memory file whose count is one more than its mappings is held by these mappings and by the file alone. The
+//! kernel's own merger goes by this number (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can see
 //! tells a plain reference from none.
 //!
 //! The count is in the frame's `struct page`, and a BPF program may copy from there:
@@ -91,7 +91,7 @@ pub enum Held {
     /// A small private page that its one mapping holds, and nobody else. Or a small page of a memory file that the file
     /// and mappings hold, and nobody else.
     Free,
-    /// A small page with this many references besides those.
+    /// A small page with this many references beyond those of its mappings and its file.
     Referenced(u32),
     /// Not known: part of a huge page, in the swap cache, not a page of the kind asked about, or no such frame.
     Unknown,
@@ -106,7 +106,7 @@ struct Layout {
     mapping: usize,
     mapcount: usize,
     refcount: usize,
-    /// Flags of pages whose holders are not known: of a huge page, in the swap cache.
+    /// Flags in `struct page` of pages whose holders are not known: pages of a huge page, pages in the swap cache.
     untold: u64,
     /// Flag of pages that have no place in a file system: private ones, and those of memory files.
     swap_backed: u64,
@@ -330,7 +330,7 @@ impl ReferenceCounts {
             io::Error::other("the kernel's types lack what tells who holds a page, or have it elsewhere")
         })?;
         let mut attempts = (0..ATTEMPTS).map(|_| Self::find(layout));
-        // Only a failed trial may be due to chance; an error would come again.
+        // Only a failed trial (`None`) is tried again, because it may be due to chance. An error would come again.
         let done = |found: &io::Result<Option<Self>>| !matches!(found, Ok(None));
         match attempts.find(done) {
             Some(found) => found?.ok_or_else(|| io::Error::other("nothing was found")),

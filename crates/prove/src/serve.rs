@@ -177,7 +177,8 @@ fn give_place(
     places.push(Place { uid, taken: Arc::clone(&taken) });
     let thread = std::thread::Builder::new().name("connection".into()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
-        // Its files are this thread's, which keeps its place for as long as closing them may take.
+        // The files of this connection are closed on this thread, which keeps the connection's place for as long as
+        // closing them may take.
         if let Err(e) = connection::serve(socket.take_files(), pagemap, &shared) {
             note!("prover: a connection is ended: {e}");
         }
