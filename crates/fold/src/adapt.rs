@@ -11,9 +11,9 @@
 //! | reclaimed less than a page for each [`Price::poor`] | half |
 //! | did neither | as before |
 //!
-//! Reclaimed pages are those that folded and were not written again within a minute. While tasks of the host wait for memory, a
-//! page is worth eight times as much. A window that yields well counts then although others wait for a processor. Processor time
-//! is that of the worker and of the agents, for all that they do.
+//! Reclaimed pages are those that folded and were not written again within a minute. While tasks of the host wait for
+//! memory, a page is worth eight times as much. Then a window with a good yield doubles the rate even if other tasks
+//! wait for a processor. Processor time is that of the worker and of the agents, for all that they do.
 
 use crate::group::Group;
 use std::time::{Duration, Instant};
@@ -36,9 +36,9 @@ const SHORT_PERCENT: f64 = 1.0;
 /// Processor time that a reclaimed page may take.
 #[derive(Clone, Copy, Debug)]
 struct Price {
-    /// Time up to which the group goes faster: about that of reading a page from a swap device.
+    /// Processor time of a page up to which the rate is doubled: about the time of reading a page from a swap device.
     good: Duration,
-    /// Time beyond which it goes slower.
+    /// Processor time of a page beyond which the rate is halved.
     poor: Duration,
 }
 
@@ -69,7 +69,8 @@ pub struct Waiting {
     pub memory: Option<f64>,
 }
 
-/// The rate after a window, in pages a second, and the reason if that is another one. `budget_percent` is that of one processor.
+/// The rate after a window, in pages a second, and the reason if the rate has changed. `budget_percent` is a percentage
+/// of one processor.
 pub fn next(rate: u32, budget_percent: u8, work: &Work, waiting: &Waiting) -> (u32, String) {
     let seconds = work.time.as_secs_f64().max(0.001);
     let (took, budget) = (work.cpu.as_secs_f64() / seconds, f64::from(budget_percent) / 100.0);
@@ -105,7 +106,7 @@ pub struct Counted {
     pub hashed: u64,
     /// Pages that were folded.
     pub folds: u64,
-    /// Of these, pages that were written again soon.
+    /// Folded pages that were written again within a minute.
     pub short_folds: u64,
     /// Processor time of worker and agents.
     pub cpu: Duration,
@@ -129,7 +130,7 @@ impl Counted {
 pub struct Adaptive {
     /// Most pages to fingerprint a second, now.
     pub rate: u32,
-    /// The reason of its last change; empty before the first.
+    /// Reason of the last change of the rate; empty before the first change.
     pub reason: String,
     since: Instant,
     then: Counted,
@@ -146,7 +147,7 @@ impl Adaptive {
         now.saturating_duration_since(self.since) >= WINDOW
     }
 
-    /// Judges the window that is over, and begins the next one. Whether the rate is another one.
+    /// Judges the window that is over, and begins the next one. Returns whether the rate has changed.
     pub fn judge(&mut self, now: Instant, budget_percent: u8, counted: Counted, waiting: &Waiting) -> bool {
         let work = counted.since(&self.then, now.saturating_duration_since(self.since));
         (self.since, self.then) = (now, counted);
@@ -160,7 +161,8 @@ impl Adaptive {
 }
 
 impl Group {
-    /// Begins to have the scan rate follow its yield, or ends that, by the settings. Another rate, as under pressure, goes before.
+    /// Begins or ends a scan rate that follows its yield, by the settings. A fixed `scan_rate`, as the supervisor sets
+    /// under memory pressure, takes precedence.
     pub(crate) fn begin_to_adapt(&mut self, now: Instant) {
         if self.settings.scan_budget_percent.is_none() || self.settings.scan_rate.is_some() {
             self.adaptive = None;
@@ -169,7 +171,7 @@ impl Group {
         }
     }
 
-    /// Judges a window that is over, and tells a rate that has become another one.
+    /// Judges a window that is over. Reports an event if the rate has changed.
     pub(crate) fn tick_rate(&mut self, now: Instant) {
         let Some(budget) = self.settings.scan_budget_percent else { return };
         let Some(mut adaptive) = self.adaptive.take_if(|adaptive| adaptive.is_due(now)) else { return };

@@ -11,7 +11,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{Hello, MemberState, MemberStats, Outcome, RestedRun, ToAgent, ToWorker, VERSION};
 
-/// Pages of a step: of a report that is booked at once, and least number of claimed or released ones. One frame may speak of a hundred million.
+/// Pages that are booked in one step: largest number of reported ones, and least number of claimed or released ones.
+/// One frame may name a hundred million pages.
 const STEP_PAGES: u16 = 512;
 /// Time without requests after a member could not fold: 1 s.
 const REST: Duration = Duration::from_secs(1);
@@ -170,7 +171,7 @@ impl Group {
         Ok(())
     }
 
-    /// Has everything made private where a member maps what belongs to another, and members share nothing.
+    /// Begins to make all memory private if a member maps a slot of another member although members share nothing.
     fn mind_crossing(&mut self, crosses: bool, now: Instant) {
         if crosses {
             self.clear(crate::group::Clearing::Separation);
@@ -186,7 +187,8 @@ impl Group {
         }
     }
 
-    /// Notes how many frames a member's process has, by the kernel. One of which the kernel does not tell is believed.
+    /// Reads from the kernel how many frames a member's process has. If the kernel does not tell, the number is not
+    /// bounded.
     fn count_frames(&mut self, id: MemberId) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let counters = host::MemoryCounters::of(member.identity.pid);
@@ -287,7 +289,7 @@ fn steps(runs: &[RestedRun], fingerprints: Vec<Fingerprint>) -> Vec<Booking> {
     steps
 }
 
-/// Whether a member in this state folds when it is asked to.
+/// Whether a member in this state carries out requests to fold.
 const fn stats_say_it_folds(state: MemberState) -> bool {
     match state {
         MemberState::NothingEnrolled

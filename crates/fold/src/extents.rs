@@ -62,7 +62,7 @@ impl Extents {
         self.free
     }
 
-    /// Bytes of memory that it takes, about.
+    /// Bytes of memory that the extents take, about.
     pub fn bytes(&self) -> u64 {
         self.by_start.len() as u64 * 32
     }

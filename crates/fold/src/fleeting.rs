@@ -26,7 +26,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// Whether it ended so long ago that the content counts as new.
+    /// Whether the wait ended so long ago that the content counts as new.
     const fn is_old(self, now: u32) -> bool {
         now >= self.until + self.seconds
     }
@@ -36,7 +36,7 @@ impl Wait {
 #[derive(Debug, Default)]
 pub struct Fleeting {
     waits: HashMap<u64, Wait>,
-    /// The second when old waits were last removed.
+    /// Second of the last removal of old waits.
     cleared: u32,
 }
 

@@ -65,7 +65,7 @@ pub struct Group {
     pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
     pub(crate) settings: Settings,
-    /// Its scan rate, where that follows its yield.
+    /// The group's scan rate, if that follows its yield.
     pub(crate) adaptive: Option<Adaptive>,
     /// Whether a supervisor has sent `Take`.
     pub begun: bool,
@@ -75,7 +75,7 @@ pub struct Group {
     pub proofs: Proofs,
     pub(crate) clearing: Option<Clearing>,
     pub(crate) asking: Asking,
-    /// For what it was last told that room is refused.
+    /// Reason to unfold for which a refusal of room was last logged.
     pub(crate) told_refusal: Option<&'static str>,
     pub(crate) clock: crate::tick::Clock,
     /// The operator's question that a member has not answered.
@@ -300,7 +300,7 @@ impl Group {
         }
     }
 
-    /// Adapts the plan to settings and clearing, and tells members.
+    /// Adapts the plan to the settings and a clearing under way, and tells members.
     pub(crate) fn apply(&mut self, now: Instant) {
         // `intra_member_only` takes effect after the clearing, and ends at once.
         let intra = self.settings.intra_member_only
@@ -350,9 +350,9 @@ impl Group {
     }
 }
 
-/// Why no other connection of a process is served. Leases of its earlier ones, or of its user's, are still mapped. A user may have as many as
-/// places are left, so that none takes those of all others. Users with one number by
-/// `one` count as one user.
+/// The reason why no other connection of a process is served, if there is one. The process or its user has too many
+/// earlier connections whose leases are still mapped. A user may have as many departed members as there are places
+/// left, so that no user takes all places. Users for whom `one` gives the same number count as one user.
 fn too_many_departed(
     departed: &[DepartedMember],
     identity: &Identity,

@@ -42,17 +42,18 @@ impl Homes {
         self.0.iter().map(|(first, (end, slot))| (*first, *end, *slot))
     }
 
-    /// Bytes of memory that they take.
+    /// Bytes of memory that the ranges take.
     pub fn bytes(&self) -> usize {
         self.0.len() * 32
     }
 }
 
 impl Planner {
-    /// Books that a member's pages have homes, and show them. Returns whether it shares them with others, where members share nothing.
+    /// Books that a member's pages have homes, and show them. If members are to share nothing, returns whether the
+    /// member shares these slots with others.
     ///
     /// # Errors
-    /// It cannot have these slots there.
+    /// The member cannot have these slots at these addresses.
     pub fn at_home(&mut self, member: MemberId, run: SlotRun) -> Result<bool, NotBooked> {
         let (first, lie) = (run.start.page(), Lie::Held(run.start, run.slot));
         let end = first + u64::from(run.pages);
@@ -91,14 +92,14 @@ impl Planner {
         Ok(self.policy.intra_member_only && mapped > 0)
     }
 
-    /// Books that pages which were away show their homes again: the member has discarded what it had there. Returns whether it shares them
-    /// with others, where members share nothing.
+    /// Books that pages which were away show their homes again, because the member has discarded their private copies.
+    /// If members are to share nothing, returns whether the member shares these slots with others.
     fn back_home(&mut self, member: MemberId, run: SlotRun) -> bool {
         let mut is_any = false;
         for n in 0..run.pages {
             let (page, home) = (self.page_at(member, run.start.add_pages(n.into())), run.slot.add(n.into()));
             let (Some(page), Some(home)) = (page, home) else { continue };
-            // One that it was asked to fold is found when it is away again.
+            // A page that the member was asked to fold is skipped: the answer tells what became of it.
             if !self.table.is(page, Mark::Away) || self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
                 continue;
             }
@@ -125,7 +126,7 @@ impl Planner {
         !self.table.is(page, Mark::Away) && self.home(page).is_some()
     }
 
-    /// Notes that a page shows its home again, for which it has a hold.
+    /// Notes that a page shows its home again. The page has a hold of that slot already.
     pub(crate) fn came_home(&mut self, page: PageRef, home: PoolSlot) {
         let member = self.table.member(page);
         self.table.clear(page, Mark::Away);
@@ -133,7 +134,8 @@ impl Planner {
         self.place(member).mapped += 1;
     }
 
-    /// Books that a page shows this slot no longer, if that is its home and it did. Returns whether that is so.
+    /// Books that a page no longer shows this slot, if the slot is its home. Returns whether the message was about the
+    /// home.
     ///
     /// # Errors
     /// There is no room for the note.
@@ -144,7 +146,7 @@ impl Planner {
         let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(Lie::Released(address, slot))?;
         let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
         if self.table.is(page, Mark::Away) {
-            // The member may have said so before, while it was asked to fold the page elsewhere.
+            // The member may have sent this release before, while it was asked to fold the page to another slot.
             let is_folded =
                 self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) && self.table.slot(page) == slot.bits();
             return Ok(!is_folded);
@@ -160,7 +162,8 @@ impl Planner {
         Ok(true)
     }
 
-    /// The slots that a member shows whose connection ended: of all pages that are at home. Takes away their references.
+    /// The slots shown by all pages that are at home of a member whose connection has ended. Takes away the references
+    /// of these slots.
     pub(crate) fn leave_homes(&mut self, homes: &Homes, chunks: &HashMap<u64, u32>) -> Vec<PoolSlot> {
         let mut slots = Vec::new();
         for (first, end, home) in homes.ranges() {

@@ -34,9 +34,9 @@ const LEAST_INTERVAL: u64 = 1 << 48;
 /// The page or slot that stands in the index for a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A page that was seen with it.
+    /// A page that was seen with the content.
     Page(PageRef),
-    /// The slot that holds it.
+    /// The slot that holds the content.
     Slot(PoolSlot),
 }
 
@@ -180,7 +180,8 @@ impl Index {
         (self.first, self.last)
     }
 
-    /// Halves the part of the hash space that it covers, and forgets the pages beyond; returns whether it could.
+    /// Halves the part of the hash space that the index covers, and forgets the pages beyond. Returns `false` if the
+    /// part is too small to be halved.
     pub fn narrow(&mut self, keys: &impl Keys, mut forgotten: impl FnMut(PageRef)) -> bool {
         if self.last - self.first < LEAST_INTERVAL {
             return false;
@@ -212,12 +213,12 @@ impl Index {
         (self.first, self.last) = (0, u64::MAX);
     }
 
-    /// Number of pages that it remembers.
+    /// Number of pages that the index remembers.
     pub const fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the index takes.
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.allocation_size() as u64).sum()
     }

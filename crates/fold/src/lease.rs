@@ -2,7 +2,7 @@
 //!
 //! A member that releases a slot speaks for its own page. A child that it forked before has copies of its mappings, and
 //! the worker does not see them. So a member also maps a *lease*, an empty file whose mapping children inherit like
-//! those of the pool. From time to time the worker offers another one, and a new *epoch* begins when the member takes
+//! those of the pool. From time to time the worker offers another lease, and a new *epoch* begins when the member takes
 //! it. A child forked in an epoch maps that epoch's lease until it ends or executes another program.
 //!
 //! ```text
@@ -20,7 +20,8 @@
 //! slot released before that message holds an older lease.
 //!
 //! The worker asks about a lease only in its turn: older ones are over, and the member has said that it took a newer
-//! one. The question itself ends a lease that nobody maps; one that was offered and not taken would be over at once.
+//! one. Asking about a lease that nobody maps ends that lease for good. So a lease that was offered and not taken yet
+//! must not be asked about.
 //!
 //! # Departed members
 //!
@@ -57,7 +58,7 @@ pub struct NotOffered(pub u32);
 struct Epoch {
     number: u32,
     lease: Lease,
-    /// Slots that were released in it, a hold each.
+    /// Slots that were released in this epoch, a hold each.
     batch: Vec<PoolSlot>,
     first_release: Option<Instant>,
 }
@@ -65,7 +66,7 @@ struct Epoch {
 /// The leases of one connection.
 #[derive(Debug)]
 pub struct Leases {
-    /// In order; the last may be offered and not taken.
+    /// Epochs in order. The lease of the last one may be offered and not taken yet.
     epochs: VecDeque<Epoch>,
     taken: u32,
 }
@@ -106,7 +107,7 @@ impl Leases {
     /// Notes that the member maps the lease of this epoch, and no older one.
     ///
     /// # Errors
-    /// It was not offered.
+    /// This lease was not offered.
     pub fn take(&mut self, epoch: u32) -> Result<(), NotOffered> {
         match self.offered() {
             Some((offered, _)) if offered == epoch => {
@@ -128,7 +129,7 @@ impl Leases {
         }
     }
 
-    /// Begins another epoch if one is due; its lease is then [`Self::offered`]. Returns whether it did.
+    /// Begins another epoch if one is due; its lease is then [`Self::offered`]. Returns whether an epoch has begun.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -209,12 +210,12 @@ impl DepartedMember {
         Ok(self.leases.epochs.is_empty())
     }
 
-    /// The slots that its process mapped. It must be over.
+    /// The slots that its process mapped. For a departed member that [is over](Self::is_over).
     pub fn into_slots(self) -> Vec<PoolSlot> {
         self.slots
     }
 
-    /// Whether both are of one process.
+    /// Whether this departed member and `identity` are one process.
     pub fn is_of(&self, identity: &api::control::Identity) -> bool {
         (self.identity.pid, self.identity.started) == (identity.pid, identity.started)
     }

@@ -56,7 +56,7 @@ pub enum Cut {
     /// Its agent speaks another version of the protocol.
     #[error("cut off: its agent speaks version {0} of the protocol, this worker {version}", version = wire::VERSION)]
     Version(u16),
-    /// Its first frame was not `Hello`, or a later one was.
+    /// Its first frame was not `Hello`, or a later frame was `Hello`.
     #[error("cut off: the first frame, and only that, is a greeting")]
     Greeting,
     /// It did not send `Hello` in time.
@@ -77,7 +77,8 @@ pub enum Cut {
     /// It did not read its frames in time.
     #[error("cut off: it does not read what it is told")]
     DoesNotRead,
-    /// The same process has connected again, after this last word.
+    /// The same process has connected again. The field is the reason for which the earlier connection would have been
+    /// ended.
     #[error("{}connected again", .0.as_ref().map_or(String::new(), |word| format!("{word}, and ")))]
     Replaced(Option<Box<Self>>),
     /// Its process was detached.
@@ -153,7 +154,7 @@ pub struct Member {
     pub uid: u32,
     socket: Seqpacket,
     waiting: VecDeque<Waiting>,
-    /// Since when it has not read the frames that wait.
+    /// Time since which the member has not read waiting frames; `None` if none wait.
     stuck_since: Option<Instant>,
     admitted: Instant,
     /// Whether it has sent a `Hello` of our version.
@@ -169,13 +170,14 @@ pub struct Member {
     next_request: u32,
     /// Its latest counters and state.
     pub stats: MemberStats,
-    /// Pages of its process in frames when it sent these, by the kernel.
+    /// Pages of its process that were in frames when it sent these counters, as the kernel tells.
     pub resident_pages: u64,
     /// The pace that it was sent last.
     pub told: Option<Pace>,
     /// When it is asked for a full report.
     pub again: Again,
-    /// Until then the worker asks nothing: the member could not fold for a reason that holds for all of its pages.
+    /// Time until which the worker asks nothing, because the member could not fold for a reason that holds for all of
+    /// its pages.
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
@@ -228,7 +230,7 @@ impl Member {
         }
     }
 
-    /// Its last word, if it has closed this connection, or said something that no agent says.
+    /// The reason to end this connection, if the member has closed it or has sent what no agent sends.
     pub fn last_word(&self) -> Option<Cut> {
         let mut buffer = vec![0; FRAME_BYTES];
         for _ in 0..MOST_WAITING {
@@ -288,7 +290,7 @@ impl Member {
         self.next_request
     }
 
-    /// Whether it is to be left alone at this moment.
+    /// Whether the worker asks nothing of the member at this moment.
     pub fn rests(&self, now: Instant) -> bool {
         self.rests_until.is_some_and(|until| now < until)
     }

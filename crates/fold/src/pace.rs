@@ -1,4 +1,4 @@
-//! The pace of members: the settings that each is sent, and its share of the group's scan rate.
+//! The pace of members: the settings that each member is sent, with its share of the group's scan rate.
 
 use api::control::{Fold, Settings, ZeroPolicy};
 use page::Fingerprint;
@@ -27,7 +27,7 @@ pub fn shares(rate: Option<u32>, pages: &[u64]) -> Vec<Option<u32>> {
     pages.iter().map(|pages| rate.map(|rate| share(rate, *pages).clamp(1, u32::MAX - 1))).collect()
 }
 
-/// Whether a member need not be told: nothing but its share has changed, and that by 1/16 at most.
+/// Whether a member need not be told a new pace: nothing but its share of the scan rate has changed, by 1/16 at most.
 pub fn is_close(told: &Pace, pace: &Pace) -> bool {
     let close = match (told.pages_per_s, pace.pages_per_s) {
         (Some(told), Some(now)) => told.abs_diff(now) <= told / 16,

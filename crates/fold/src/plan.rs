@@ -38,9 +38,9 @@ use wire::RestedRun;
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
 /// Most chunks of all members, in multiples of the full chunks that the index's pages would take.
 const SPARSENESS: u64 = 2;
-/// Most chunks of all members while one claims slots, in proportion to the most in which pages are reported: 2. The claims
-/// that a worker hears are of pages that its predecessor's table held, or its own before. So there is room for them,
-/// however much others have reported meanwhile.
+/// Most chunks of all members while a member claims slots, as a multiple of the most chunks for reported pages: 2.
+/// Claimed pages were in the table of a predecessor, or in this one before. So there is room for the claims, however
+/// much other members have reported meanwhile.
 const CLAIMS_PART: u64 = 2;
 /// Chunks that each member may have beyond its frames, as a part of the most in all: 1/64.
 const SPARE_PART: u64 = 64;
@@ -77,11 +77,12 @@ pub struct Place {
     pub may_donate: bool,
     /// Whether it folds whatever rests, short-lived or not ([`wire::Hello::eager`]).
     pub eager: bool,
-    /// Most frames that its process has had at a look, by the kernel; the greatest number before the first. It has no more pages that rest.
+    /// Largest number of frames that the kernel has told of its process; `u64::MAX` before the first look. The member
+    /// cannot have more pages that rest.
     pub frames: u64,
-    /// Pages of it that map a slot.
+    /// Pages of the member that map a slot.
     pub mapped: u64,
-    /// Pages that it was asked to fold and has not answered.
+    /// Pages that the member was asked to fold and has not answered for.
     pub sent: u64,
     /// Slots that it released, whose holds are to be handed to its leases.
     pub deferred: Vec<PoolSlot>,
@@ -89,7 +90,7 @@ pub struct Place {
     pub retries: Vec<PageRef>,
     /// Whether the plan lost a page that only a full report brings back.
     pub missed: bool,
-    /// Pages of it that were born folded.
+    /// Pages of the member that were born folded.
     pub homes: Homes,
 }
 
@@ -139,13 +140,13 @@ pub struct Planner {
     pub(crate) now: u32,
     /// Pages whose plans failed, to be considered again before the current call ends.
     pub(crate) again: Vec<PageRef>,
-    /// The settings that it follows.
+    /// The settings that the plan follows.
     pub policy: Policy,
     /// Why a slot could not be taken, until the clock has taken note of it.
     pub full: Option<Full>,
     /// Times that a page with a duplicate got no slot.
     pub no_room: u64,
-    /// Whether the index has narrowed its part of the hash space, until an event has told it.
+    /// Whether the index has narrowed its part of the hash space, and no event was sent about that yet.
     pub narrowed: bool,
 }
 
@@ -202,7 +203,8 @@ impl Planner {
         chunk
     }
 
-    /// Whether a member would have more chunks than frames, those that it shares included, and its part of the spare ones.
+    /// Whether with `more` chunks, a member would have more chunks than frames and folded pages, and more than its part
+    /// of the spare chunks beyond.
     pub(crate) fn would_have_too_many_chunks(&mut self, member: MemberId, more: u64) -> bool {
         let spare = self.most_chunks() / SPARE_PART;
         let place = self.place(member);
@@ -314,7 +316,7 @@ impl Planner {
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.narrow();
                 }
-                // Only a liar's fingerprints, which no hash would give, fill even the smallest part of the hash space.
+                // Only made-up fingerprints, which no hash gives, fill even the smallest part of the hash space.
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.forget(page);
                 }

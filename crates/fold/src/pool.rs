@@ -1,8 +1,8 @@
 //! The pool: the pages that a group shares.
 //!
 //! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. The worker
-//! uses a slot of its own segments again when nobody holds it any more. Before, the prover has to tell that nobody
-//! reads its frame (`proof.rs`).
+//! uses a slot of its own segments again when nobody holds it any more. Before a slot is used again, the prover has to
+//! tell that nobody reads its frame (`proof.rs`).
 //!
 //! Memory is freed by whole segments only, when none of the slots was held for a while. The files are sealed against
 //! writing, and the kernel then refuses to punch single pages out of them. Two rules keep segments droppable:
@@ -47,7 +47,7 @@ pub struct Pool {
     segments: Vec<Option<Box<Segment>>>,
     /// Numbers of the existing segments.
     numbers: Vec<u8>,
-    /// New segments of which neither members nor the supervisor have been told.
+    /// New segments that were not handed to members and the supervisor yet.
     pub made: Vec<u8>,
     /// The extent from which the next slots are taken.
     next: Option<(u8, Range<u32>)>,
@@ -73,7 +73,7 @@ impl std::fmt::Display for Size {
 /// Why no slot could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Full {
-    /// The most slots that may be in use are.
+    /// As many slots are in use as may be.
     #[error("all that the pool may hold is in use: {0}")]
     Slots(Size),
     /// Too many slots are free and cannot be used again.
@@ -113,12 +113,12 @@ impl Pool {
         }
     }
 
-    /// Changes the most slots that it may have in use.
+    /// Changes the most slots that the pool may have in use.
     pub const fn set_most_slots(&mut self, slots: u32) {
         self.most_slots = slots;
     }
 
-    /// Whether what made it full has passed.
+    /// Whether the reason for which the pool was full has passed.
     pub fn has_room(&self, full: &Full) -> bool {
         match full {
             Full::Slots(_) => self.slots < u64::from(self.most_slots),
@@ -144,7 +144,7 @@ impl Pool {
     /// Takes a slot for a content. Nobody holds it yet.
     ///
     /// # Errors
-    /// There is none; the pool is as it was.
+    /// No slot can be taken; the pool is as it was.
     pub fn take(&mut self, fingerprint: u64, owner: u32) -> Result<PoolSlot, Full> {
         if self.slots() >= u64::from(self.most_slots) {
             return Err(Full::Slots(Size(self.most_slots)));
@@ -203,8 +203,8 @@ impl Pool {
         self.numbers.push(number);
     }
 
-    /// A number for a new segment. It is not that of a segment dropped lately: a member that has not heard of the drop
-    /// would take one for the other.
+    /// A number for a new segment. The number of a segment that was dropped lately is not used. A member that has not
+    /// heard of the drop would take the new segment for the old one.
     fn unused_number(&mut self) -> u8 {
         loop {
             self.last_number = (self.last_number + 1) % PoolSlot::FIRST_TEMPLATE;
@@ -236,12 +236,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether it has a segment of this number.
+    /// Whether the pool has a segment of this number.
     pub fn has(&self, number: u8) -> bool {
         self.segments.get(usize::from(number)).is_some_and(Option::is_some)
     }
 
-    /// Sets whether a template is loaded. One that is not is dropped as any other segment is.
+    /// Sets whether a template is loaded. A template that is not loaded is dropped like any other segment.
     pub fn set_loaded(&mut self, number: u8, is_loaded: bool) {
         let segment = self.segments.get_mut(usize::from(number)).into_iter().flatten();
         segment.for_each(|segment| segment.is_loaded = is_loaded && number >= PoolSlot::FIRST_TEMPLATE);
@@ -252,7 +252,7 @@ impl Pool {
         self.segments.get(usize::from(number)).and_then(Option::as_deref).map_or(0, Segment::slots)
     }
 
-    /// Takes in how much memory templates take.
+    /// Reads anew how much memory templates take.
     pub fn look_at_templates(&mut self) {
         for segment in self.segments.iter_mut().flatten().filter(|segment| segment.is_loaded) {
             let before = segment.resident;
@@ -427,7 +427,8 @@ impl Pool {
         Some((number, ranges))
     }
 
-    /// Where slots of this worker's own lie in its memory. They are touched, so that its page table has them.
+    /// Addresses of slots of this worker's own in its memory. The slots are touched, so that the worker's page table
+    /// has them.
     pub fn place(&self, number: u8, slots: &Range<u32>) -> Option<PageRange> {
         match &self.segments[usize::from(number)].as_ref()?.memory {
             Memory::Own(own) => Some(own.place(slots)),
@@ -476,7 +477,7 @@ impl Pool {
         Some((segment.slots(), Rc::clone(&segment.file)))
     }
 
-    /// How many segments it has.
+    /// Number of segments.
     pub const fn count(&self) -> usize {
         self.numbers.len()
     }
@@ -506,7 +507,7 @@ impl Pool {
         all
     }
 
-    /// Bytes of memory that its account takes.
+    /// Bytes of memory that the pool's account of its slots takes.
     pub fn bytes(&self) -> u64 {
         self.segments().map(|(_, s)| s.bytes()).sum()
     }

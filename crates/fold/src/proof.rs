@@ -1,9 +1,9 @@
 //! Proof that nobody reads a free slot, so that it may be filled again.
 //!
 //! A lease tells that no process maps a slot. It does not tell of readers that need no mapping: writes with `O_DIRECT`,
-//! sends with `MSG_ZEROCOPY`, pipes. They hold the slot's frame, also when the member has written its page since, or has
-//! ended. Such a reader must find the bytes that it came for. The kernel's own merger never rewrites a
-//! frame that somebody holds, and neither does the worker:
+//! sends with `MSG_ZEROCOPY`, pipes. They hold the slot's frame even if the member has written its page since, or has
+//! ended. These readers must find the slot's old bytes. The kernel's own merger never rewrites a frame that somebody
+//! holds, and neither does the worker:
 //!
 //! ```text
 //!   worker                                       prover (crates/prove)
@@ -18,7 +18,7 @@
 //! The proof holds from then on. No member was asked to map the slot since it was released. Nobody who does not map a
 //! slot can begin to hold its frame. (A member that maps or lends slots unasked harms itself: it may see them change.)
 //! The file keeps the frame while somebody holds it: it cannot be punched or cut, and the kernel moves no page that is
-//! held. So the frame that the prover looked at is the one that a reader came for.
+//! held. So the frame that the prover looked at is the only frame that a reader of the slot can hold.
 //!
 //! The worker does not wait. It asks about slots some time before it needs them ([`AHEAD`]), the longest extents
 //! first. A prover that does not answer is left, and asked again later.
@@ -34,7 +34,7 @@ use wire::prove::{Kind, PROVE_PAGES, PROVE_RANGES, Proof};
 
 /// Number of slots that may be filled, below which the prover is asked about more: 64 MiB of them.
 const AHEAD: u64 = 1 << 14;
-/// Time between two questions, unless the first was as long as it may be: 250 ms.
+/// Time between two questions: 250 ms. After a question of the largest size, the next one follows at once.
 const ASK_TIME: Duration = Duration::from_millis(250);
 /// Time before the prover is asked again about slots that somebody held: 1 s. The kernel itself holds pages for a moment
 /// that were just unmapped.
@@ -43,7 +43,7 @@ const AGAIN_TIME: Duration = Duration::from_secs(1);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Time between attempts to connect: 2 s.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Time without a prover that is not told: 10 s. It is started again at once where it ends.
+/// Time without a prover before this is reported: 10 s. A prover that ends is started again at once.
 const LOST_TIME: Duration = Duration::from_secs(10);
 
 /// The slots of an unanswered question.
@@ -65,9 +65,9 @@ pub struct Proofs {
     ask_at: Instant,
     /// The moment when slots are asked about again that somebody held.
     again_at: Instant,
-    /// When it connected last.
+    /// Time of the last connection to the prover.
     connected_at: Instant,
-    /// Since when there is no prover that answers.
+    /// Time since which no prover has answered; `None` while one does.
     lost_since: Option<Instant>,
 }
 
@@ -88,7 +88,7 @@ impl Proofs {
             self.asked = self.hear(asked, pool, now);
         }
         pool.has_prover = self.prover.is_some();
-        // One that keeps a connection for so long would have failed to answer by then.
+        // A prover that did not answer would have lost the connection by this time.
         if self.prover.is_some() && now.saturating_duration_since(self.connected_at) >= 2 * ANSWER_TIME {
             self.lost_since = None;
         }
@@ -101,7 +101,7 @@ impl Proofs {
         }
     }
 
-    /// Forgets a segment that is dropped. Its address may be another's by the time of an answer.
+    /// Forgets a segment that is dropped. By the time of an answer, other memory may lie at its address.
     pub fn forget(&mut self, segment: u8) {
         self.asked.take_if(|asked| asked.segment == segment);
     }

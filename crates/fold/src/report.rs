@@ -37,7 +37,8 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// A member's state and its details, where the group's are part of them.
+/// A member's state and its details. If the group's pool gives out no slots (`no_room`), that is the state of members
+/// that fold.
 fn state_of(stats: &MemberStats, no_room: Option<&str>) -> (&'static str, String) {
     match (stats.state, no_room) {
         (MemberState::Folding, Some(full)) => (NO_ROOM, full.to_owned()),
@@ -70,7 +71,7 @@ impl Group {
         let mut done = self.former.done;
         let stats: Vec<&MemberStats> = self.members.values().map(|member| &member.stats).collect();
         stats.iter().for_each(|stats| done.add(&stats.done));
-        // Members choose these numbers, so no sum of them may overflow.
+        // A hostile member can send any number, so no sum may overflow.
         let total = |of: fn(&MemberStats) -> u64| stats.iter().fold(0, |sum: u64, stats| sum.saturating_add(of(stats)));
         let (zero_pages, broken_pages) = (total(|s| s.zero_pages), total(|s| s.broken_pages));
         let (vmas, agent_bytes) = (total(|s| s.vmas), total(|s| s.agent_bytes));
@@ -84,7 +85,7 @@ impl Group {
         let (slots, resident) = (self.planner.pool.slots(), self.planner.pool.resident());
         let interval = self.planner.interval();
         let index_bytes = self.planner.bytes();
-        // Without folding, this process would see no pool.
+        // Page tables of this process count as a cost of folding: without it, the process would map no pool.
         let page_tables = host::page_table_bytes(std::process::id()).unwrap_or_default();
         let tables = index_bytes.saturating_add(agent_bytes).saturating_add(page_tables);
         let savings = Savings::of(sharing_pages, zero_pages, resident, tables, vmas);

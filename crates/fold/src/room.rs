@@ -34,20 +34,21 @@ const REFUSED_TIME: Duration = Duration::from_secs(5);
 const MORE_TIME: Duration = Duration::from_secs(2);
 /// Time for an answer, after which the worker asks again: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// Most pages beside folded ones that are asked for at once: 256 MiB. Members alone know how many there are.
+/// Most pages besides folded ones for which memory is asked at once: 256 MiB. These are zeros and broken pages, whose
+/// number the worker knows from its members alone.
 const OTHER_PAGES: u64 = 1 << 16;
 
-/// Where the worker is with its supervisor.
+/// The state of the worker's request to its supervisor for memory.
 #[derive(Debug, Default)]
 pub enum Asking {
-    /// It wants nothing.
+    /// The worker wants nothing.
     #[default]
     Idle,
-    /// It has asked for so many pages.
+    /// The worker has asked for memory for so many pages.
     Asked { pages: u64, since: Instant },
-    /// It was promised memory, which is used when the members need so many pages or fewer.
+    /// The worker was promised memory. The promise is used up once the members need memory for `left` pages or fewer.
     Promised { asked: u64, left: u64, since: Instant, until: Instant },
-    /// It was refused, and asks again at that moment.
+    /// The worker was refused, and asks again at the time `again`.
     Refused { why: String, again: Instant },
 }
 

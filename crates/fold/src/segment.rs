@@ -11,10 +11,10 @@
 //!    |<-- nobody reads its frame (proof.rs) --- unproven <-------------- no hold -----------------+
 //! ```
 //!
-//! A device or a pipe may still read a slot that was shown, when nobody maps it any more. Such a
-//! reader holds the slot's frame, and it must find the bytes that it came for. So the slot stays *unproven* until the
-//! prover has told that nobody holds it. Where there is no prover, it stays so until its segment is dropped. The kernel
-//! keeps a frame that is read beyond the end of its file.
+//! A device or a pipe may still read a slot that was shown, when nobody maps it any more. The reader holds the slot's
+//! frame, and must find the slot's old bytes. So the slot stays *unproven* until the prover has told that nobody holds
+//! it. Without a prover, the slot stays unproven until its segment is dropped. The kernel keeps a frame that is read
+//! beyond the end of its file.
 //!
 //! A *hold* is a reason not to put other bytes into a slot:
 //!
@@ -80,10 +80,10 @@ pub struct Segment {
     holds: Vec<u32>,
     /// References; for a pending slot, which has none, the ticket of the pages that wait for it (`waiters.rs`).
     references: Vec<u32>,
-    /// The second when each was filled.
+    /// Second at which each slot was filled.
     born: Vec<u32>,
     states: Vec<SlotState>,
-    /// Whether a member has been asked to map each since it was filled.
+    /// Whether a member was asked to map each slot since it was filled.
     shown: Vec<bool>,
     /// Slots that were used, are free, and may be filled.
     freed: Extents,
@@ -91,7 +91,7 @@ pub struct Segment {
     unproven: Extents,
     /// Unproven slots that somebody held when the prover was asked.
     refused: Vec<u32>,
-    /// The first slot that was never taken; neither were those behind it.
+    /// The first slot of those that were never taken: all slots behind it are untaken, too.
     untaken: u32,
     /// Slots that take memory, needed or not.
     pub resident: u32,
@@ -103,7 +103,7 @@ pub struct Segment {
     pub unfilled: u32,
     /// Since when no slot was held.
     pub idle_since: Option<Instant>,
-    /// Whether it is a template that is loaded.
+    /// Whether the segment is a template that is loaded.
     pub is_loaded: bool,
 }
 
@@ -260,7 +260,8 @@ impl Segment {
         self.states[slots.start as usize..slots.end as usize].fill(SlotState::Live);
     }
 
-    /// Takes in how much memory a template takes. The kernel gives a page to an empty slot as soon as somebody reads it.
+    /// Reads anew how much memory a template takes. The kernel gives a page to an empty slot as soon as somebody reads
+    /// it.
     pub fn look_at_memory(&mut self) {
         if let Memory::Inherited(inherited) = &self.memory {
             self.resident = inherited.pages().unwrap_or(self.resident);

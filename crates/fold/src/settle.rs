@@ -14,10 +14,10 @@ use wire::{FoldRun, Outcome, SlotRun, Target};
 /// A member's message that cannot be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lie {
-    /// A release of a slot that it was never given.
+    /// A release of a slot that the member was never given.
     #[error("it lets go slot {1} at {0}, which it never had there")]
     Released(HostVirt, PoolSlot),
-    /// A claim of a slot that it cannot have.
+    /// A claim of a slot that the member cannot have.
     #[error("it claims slot {1} at {0}, which it cannot have there")]
     Held(HostVirt, PoolSlot),
 }
@@ -25,7 +25,7 @@ pub enum Lie {
 /// Why a claim cannot be booked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBooked {
-    /// It cannot be true.
+    /// The claim cannot be true.
     #[error("{0}")]
     Lie(#[from] Lie),
     /// The table of pages is full.
@@ -33,7 +33,7 @@ pub enum NotBooked {
     Full,
 }
 
-/// The sum of a member's answer to a request to fold.
+/// Summary of a member's answer to a request to fold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
     /// Pages that were replaced by slots, or by nothing where they hold zeros.
@@ -102,7 +102,8 @@ impl Planner {
         }
     }
 
-    /// Fails all slots whose bytes a member was or is to be asked for: other pages' members are asked instead.
+    /// Fails all pending slots for which a member was asked, or is to be asked, for the bytes. Members with other pages
+    /// of the same content are asked instead.
     pub fn gives_nothing(&mut self, member: MemberId, donation: &Donation) {
         self.place(member).may_donate = false;
         for slot in &donation.slots {
@@ -177,7 +178,7 @@ impl Planner {
 
     fn not_folded(&mut self, page: PageRef, outcome: Outcome) {
         match outcome {
-            // A changed page is reported when it rests again; one that is gone does not matter.
+            // A changed page is reported when it rests again. A page that is gone does not matter.
             Outcome::Folded | Outcome::Changed | Outcome::Gone => self.table.set_fingerprint(page, 0),
             Outcome::Busy => self.retry(page),
             Outcome::NoVma | Outcome::Unpinned | Outcome::NoMemory | Outcome::Off => {
@@ -190,7 +191,7 @@ impl Planner {
     /// Books releases: pages of a member map their slots no longer.
     ///
     /// # Errors
-    /// One of them never did. Everything before it is booked.
+    /// A page did not map its slot. Everything before that page is booked.
     pub fn released(&mut self, member: MemberId, runs: &[SlotRun]) -> Result<(), Lie> {
         for run in runs {
             for n in 0..run.pages {
@@ -228,11 +229,13 @@ impl Planner {
         }
     }
 
-    /// Books claims: slots that a member maps since an earlier connection. `may_have` says whether it can have a slot
-    /// that is not inherited. Returns whether one of them belongs to another member, where members share nothing.
+    /// Books claims: slots that a member maps since an earlier connection. `may_have` says whether the member can have
+    /// a slot that is not inherited. If members are to share nothing, returns whether one of the slots belongs to
+    /// another member.
     ///
     /// # Errors
-    /// It cannot have one of them, or there is no room for it. Everything before that one is booked.
+    /// The member cannot have one of the slots, or there is no room for the note. Everything before that slot is
+    /// booked.
     pub fn held(
         &mut self,
         member: MemberId,
@@ -265,8 +268,8 @@ impl Planner {
         Ok(crosses)
     }
 
-    /// Sets a claimed slot's owner where members share nothing. That is the first member to claim it, or the one that
-    /// has it since an earlier connection. Returns whether the slot belongs to another member.
+    /// Sets a claimed slot's owner if members are to share nothing. The owner is the first member to claim the slot, or
+    /// the member that had it in an earlier connection. Returns whether the slot belongs to another member.
     fn claim(&mut self, member: MemberId, slot: PoolSlot, has_it: bool) -> bool {
         let (fingerprint, owner) = self.pool.content(slot);
         if !self.policy.intra_member_only || owner == member.0 {
@@ -281,7 +284,7 @@ impl Planner {
         false
     }
 
-    /// Indexes a live slot for its content, unless another slot is.
+    /// Indexes a live slot for its content, unless another slot is indexed for it.
     pub(crate) fn index_slot(&mut self, slot: PoolSlot) {
         let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
         let key = keys.key(Entry::Slot(slot));
@@ -293,7 +296,7 @@ impl Planner {
         }
     }
 
-    /// Forgets a member whose connection ended. `donation` is the one that it has not answered.
+    /// Forgets a member whose connection has ended. `donation` is its unanswered donation.
     pub fn leave(&mut self, member: MemberId, donation: Donation) -> Left {
         self.place(member).may_fold = false;
         self.gives_nothing(member, &donation);

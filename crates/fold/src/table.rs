@@ -84,7 +84,7 @@ pub enum Mark {
     Sent,
     /// The member released it before it answered that it was folded.
     Early,
-    /// It maps its slot.
+    /// The page maps its slot.
     Mapped,
     /// It has a home, and shows it no longer (`home.rs`).
     Away,
@@ -107,11 +107,11 @@ const MARKS: usize = Mark::Away as usize + 1;
 pub struct Chunk {
     /// The member whose pages they are.
     pub member: MemberId,
-    /// Number of the first page's address in units of 64 pages.
+    /// Number of the chunk in the address space: address of its first page, divided by the size of 64 pages.
     pub number: u64,
     /// Fingerprints; 0: unknown.
     pub fingerprints: [u64; CHUNK_PAGES as usize],
-    /// Slots, as numbers: of pages that are wanted, sent or mapped.
+    /// Slot numbers of pages that are wanted, sent or mapped.
     pub slots: [u32; CHUNK_PAGES as usize],
     marks: [u64; MARKS],
     queued: [bool; 2],
@@ -136,7 +136,7 @@ impl Chunk {
 /// All chunks of all members.
 #[derive(Debug, Default)]
 pub struct Table {
-    /// In slabs, so that nothing moves when it grows.
+    /// The chunks in slabs, so that no chunk moves when the table grows.
     slabs: Vec<Vec<Chunk>>,
     chunks: u32,
     free: Vec<u32>,

@@ -27,7 +27,7 @@ use wire::ToAgent;
 
 /// Least time between two rounds of timed work: 250 ms.
 pub const TICK: Duration = Duration::from_millis(250);
-/// The same while nothing waits for it: 1 s.
+/// Least time between two rounds of timed work while nothing waits for it: 1 s.
 const REST_TICK: Duration = Duration::from_secs(1);
 /// Time between attempts to fold pages that the kernel would not move: 30 s.
 const RETRY_TIME: Duration = Duration::from_secs(30);
@@ -60,7 +60,7 @@ pub struct Clock {
     quiet_reported: u64,
     short_until: Option<Instant>,
     told_full: Option<Instant>,
-    /// Why the pool gives out no slots, now.
+    /// Reason why the pool gives out no slots at the moment.
     full: Option<Full>,
     /// When the rate of reported pages was last measured, the pages reported until then, and that rate a second.
     pub(crate) rate: (Instant, u64, u64),
@@ -104,7 +104,8 @@ impl Clock {
 }
 
 impl Group {
-    /// Does the timed work that is due; nothing less than [`TICK`] after the last call that did.
+    /// Does the timed work that is due. Does nothing if less than [`TICK`] has passed since the last call that did
+    /// some.
     pub fn tick(&mut self, now: Instant) {
         if now.saturating_duration_since(self.clock.last_tick) < TICK {
             return;

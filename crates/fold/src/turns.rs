@@ -8,8 +8,8 @@
 //! ```
 //!
 //! So a member that folds goes before one that has sent messages all the time. It waits for a slice and a step at most
-//! (`conversation.rs`), until it has taken about as much as the other one, or 250 ms. A new member has taken nothing. A process
-//! that connects anew while its connection is open has what it had.
+//! (`conversation.rs`), until it has taken about as much as the other one, or 250 ms. A new member has taken nothing. A
+//! process that connects again while its connection is open keeps the time that it has taken.
 
 use crate::group::Group;
 use crate::table::MemberId;
@@ -23,17 +23,18 @@ const ALIKE: Duration = Duration::from_millis(64);
 const AHEAD: Duration = Duration::from_millis(250);
 /// Time after which the times of members are halved: 10 s.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// Time of those that go first for one unit of time of the others: 32.
+/// Time for members that go first, as a multiple of the time for the others: 32.
 const PRICE: u32 = 32;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// Time that those which go first have taken while others waited, since one of these was heard.
+    /// Processor time that members which go first have taken while others waited, since one of the others was last
+    /// heard.
     waited: Duration,
-    /// Such a time, after which the next one is heard.
+    /// Length of `waited` from which on the next of the others is heard.
     price: Duration,
-    /// The one that was heard last.
+    /// The one of the others that was last heard.
     last: MemberId,
     halved: Instant,
 }
@@ -41,16 +42,16 @@ pub struct Turns {
 /// The members that are heard in a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Those that have taken least.
+    /// Members that have taken least, which go first.
     pub first: Vec<MemberId>,
-    /// One of the others.
+    /// One of the other members, if its turn has come.
     pub other: Option<MemberId>,
-    /// Whether others wait.
+    /// Whether other members wait.
     pub others_wait: bool,
 }
 
 impl Turns {
-    /// Nobody was heard.
+    /// The state before any member was heard.
     pub const fn new(now: Instant) -> Self {
         Self { waited: Duration::ZERO, price: Duration::ZERO, last: MemberId(0), halved: now }
     }
@@ -69,7 +70,8 @@ impl Group {
         more_waits
     }
 
-    /// Returns the time that it took, and whether the member had more to say.
+    /// Hears a member until it has said all, or for about [`SLICE`]. Returns the processor time that this took, and
+    /// whether the member has more to say.
     fn hear_for_a_slice(&mut self, id: MemberId, buffer: &mut [u8]) -> (Duration, bool) {
         let began = host::own_thread_cpu_time();
         loop {

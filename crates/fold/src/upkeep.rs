@@ -56,8 +56,8 @@ impl Inheritance {
 }
 
 impl Planner {
-    /// Takes over new settings. No page may map a slot when members cease to share. Returns whether members must send
-    /// full reports.
+    /// Takes over new settings. When members cease to share with each other, no page may map a slot at the time of the
+    /// call. Returns whether members must send full reports.
     pub fn set_policy(&mut self, policy: Policy) -> bool {
         let before = std::mem::replace(&mut self.policy, policy);
         if before.intra_member_only != policy.intra_member_only {

@@ -49,7 +49,7 @@ impl Waiters {
         self.more -= more.len();
         self.free.push(ticket);
         if self.free.len() == self.entries.len() {
-            // No page waits: the memory of the busiest time is given back.
+            // No page waits, so the memory of the lists is given back.
             *self = Self::default();
         }
         first.into_iter().chain(more)

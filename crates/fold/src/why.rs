@@ -1,7 +1,7 @@
 //! Why pages are not folded: answers to an operator's question, which no decision depends on.
 //!
-//! The member is asked first, for it knows what keeps it from reporting a page. Where it has no reason, the plan may
-//! have one.
+//! The member is asked first, because it knows why it has not reported a page. If the member has no reason, the plan
+//! may have one.
 
 use crate::group::Group;
 use crate::member::Cut;

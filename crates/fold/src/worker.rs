@@ -11,8 +11,9 @@
 //! The supervisor's end changes nothing for members. The worker waits for nobody in particular: every socket is
 //! non-blocking, and each turn of the loop reads a few frames (`turns.rs`).
 //!
-//! A turn looks at all members. With hundreds of them, even those at rest say something many times a second. So while nothing
-//! is under way, and all that was said is heard, the worker pauses between two turns, and collects what is said ([`pause_after`]).
+//! A turn looks at all members. With hundreds of them, even members at rest send messages many times a second. So while
+//! nothing is under way, and all messages were heard, the worker pauses between two turns, and lets messages collect
+//! ([`pause_after`]).
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
@@ -41,7 +42,7 @@ const SHORT_TURN: Duration = Duration::from_micros(250);
 /// Why a worker cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel does not let it wait.
+    /// `poll` failed.
     #[error("cannot wait for the supervisor and members: {0}")]
     Wait(#[source] io::Error),
 }
@@ -60,9 +61,9 @@ struct Worker {
     supervisor_uid: u32,
     supervisor: Option<Supervisor>,
     group: Group,
-    /// Since when nobody has needed it.
+    /// Time since which nobody has needed the worker.
     unused_since: Instant,
-    /// Time until the next turn, in which what members say is collected.
+    /// Pause before the next turn, in which members' messages collect.
     pause: Duration,
     buffer: Vec<u8>,
 }
@@ -71,7 +72,7 @@ struct Worker {
 /// connect to `listener`. `prover` is the socket of the service's prover.
 ///
 /// # Errors
-/// The kernel does not let it wait for anything.
+/// `poll` failed.
 pub fn run(listener: SeqpacketListener, group: &str, supervisor_uid: u32, prover: PathBuf) -> Result<()> {
     raise_file_limit();
     let mut worker = Worker::new(listener, Group::new(group, prover, Instant::now()), supervisor_uid);
@@ -94,7 +95,7 @@ const fn patience(begun: bool) -> Duration {
     if begun { IDLE_TIME } else { UNBEGUN_TIME }
 }
 
-/// The pause after a turn that took so much processor time, while nothing is under way.
+/// The pause after a turn that took `turn` of processor time, while nothing is under way.
 fn pause_after(turn: Duration) -> Duration {
     if turn > SHORT_TURN { (turn * PAUSE_TURNS).min(TICK) } else { Duration::ZERO }
 }
@@ -147,7 +148,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The time until something is to be done that nobody asks for.
+    /// The time until the next turn that needs no message: zero while bookings wait, else until timed work may be due.
     fn until_due(&self, now: Instant) -> Duration {
         let is_busy =
             !self.group.inheritance.is_done() || self.group.members.values().any(|member| !member.backlog.is_empty());
