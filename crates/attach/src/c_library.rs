@@ -1,7 +1,7 @@
-//! Finds functions of the C libraries that a process has loaded, by the tables that lie in its memory.
+//! Finds functions of the C libraries that a process has loaded, by the ELF tables in the memory of that process.
 //!
-//! The process may have written anything there. Each answer is an address in code of a file, or none. Nothing is read that
-//! could wait for a user ([`Memory`]).
+//! The process may have written anything into these tables. Each answer is an address in code of a file, or none.
+//! Nothing is read that could wait for a user ([`Memory`]).
 
 use crate::memory::Memory;
 use host::Mapping;
@@ -49,7 +49,8 @@ pub fn find<const N: usize>(memory: &Memory, names: [&str; N]) -> Vec<[Function;
     found.filter(|functions| functions.iter().all(is_code)).collect()
 }
 
-/// The name of a C library whose file may keep its readers waiting. Not all of these functions are found in it without that.
+/// The name of a C library whose file may keep readers waiting (FUSE, network), if not all of these functions are found
+/// without reading it.
 pub fn out_of_reach(memory: &Memory, names: [&str; 2]) -> Option<String> {
     let read = |at: u64, bytes: &mut [u8]| memory.read(at, bytes);
     let mut foreign = libraries(memory.mappings()).filter(|mapping| !memory.is_local(mapping));

@@ -7,11 +7,11 @@ use std::fs;
 /// Fields of a thread's `status` that say what it may do.
 const RIGHTS: [&str; 7] = ["Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters"];
 
-/// Whether the program has other rights than the agent's thread, which has those that the program had before. An
-/// attacker that takes over a program which has given up rights must not find them in a thread of it. `own` are the agent's
-/// threads.
+/// Whether the program has other rights than the agent's thread, which keeps the rights that the program had when it
+/// was attached. If a program has given up rights, an attacker that takes it over must not find them in the agent's
+/// thread. `own` are the agent's threads.
 pub fn has_other_rights(pid: u32, agent: Pid, own: &[u64]) -> bool {
-    // A first thread that has ended keeps the rights that it had.
+    // A first thread that has ended is left out: its `status` shows the rights that it had.
     let leader = Pid::from_raw(pid.cast_signed()).filter(|leader| threads::runs_program(pid, *leader));
     let first_of = |all: Vec<Pid>| programs(pid, all, own).next();
     let Some(program) = leader.or_else(|| first_of(threads::list(pid).ok()?)) else { return false };

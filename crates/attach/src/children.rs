@@ -9,8 +9,8 @@
 //!     `---after a wait that doubles---'
 //! ```
 //!
-//! A child with little memory of its own is looked at again, and its children with it. One that only waits for others may have
-//! children with much.
+//! A child with little memory of its own is looked at again, and its children are looked at, too. A child that only
+//! waits for other processes may have children with much memory.
 //!
 //! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
 //! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
@@ -46,7 +46,8 @@ pub struct Children {
     known: BTreeMap<u32, Known>,
     /// The next look, if one is due before the next look at the parent.
     due: Option<Instant>,
-    /// The children of which the supervisor was told that they could not be attached, why, and when that is tried again.
+    /// The children that the supervisor was told could not be attached: for each pid, the reason and the time of the
+    /// next attempt.
     told: BTreeMap<u32, (String, Instant)>,
 }
 
@@ -57,12 +58,12 @@ struct Known {
     again: Instant,
     wait: Duration,
     helper: Option<Child>,
-    /// Why it could not be attached, when that was tried last.
+    /// Reason why the last attempt to attach the child failed.
     why: Option<String>,
 }
 
 impl Children {
-    /// Of a process. `arguments` are those of this program, but for the process and its name.
+    /// The children of process `parent`. `arguments` are those of this program, but for the process and its name.
     pub fn new(parent: ProcessId, arguments: Vec<String>) -> Self {
         let after = std::env::var(VARIABLE).ok();
         let after = after.map_or(Some(AFTER), |text| Duration::try_from_secs_f64(text.parse().ok()?).ok());
@@ -74,7 +75,8 @@ impl Children {
         self.due
     }
 
-    /// Has `tell` tell the supervisor which children could not be attached, if that has changed. It says whether it did.
+    /// Calls `tell` with the children that could not be attached, if these have changed. `tell` informs the supervisor,
+    /// and returns whether it could.
     pub fn tell(&mut self, now: Instant, tell: impl FnOnce(Vec<NotAttached>) -> bool) {
         let failed = |(pid, known): (&u32, &Known)| Some((*pid, (known.why.clone()?, known.again)));
         let all: BTreeMap<_, _> =
@@ -96,18 +98,18 @@ impl Children {
         }
     }
 
-    /// Has all children looked at as soon as that can be.
+    /// Makes the next look at the children due as soon as possible.
     pub fn look_now(&mut self) {
         self.due = self.after.map(|_| Instant::now());
     }
 
-    /// Takes in that a child was born.
+    /// Makes a look at the children due, because a child was forked.
     pub fn born(&mut self, now: Instant) {
         let soon = now + WAITS.0;
         self.due = self.after.map(|_| self.due.map_or(soon, |due| due.min(soon)));
     }
 
-    /// Takes in children that were not seen before.
+    /// Adds children that were not seen before.
     fn note(&mut self, children: &[u32], after: Duration, now: Instant) {
         for pid in children {
             if let Ok(process) = ProcessId::of(*pid)
@@ -118,7 +120,7 @@ impl Children {
         }
     }
 
-    /// Looks at all children, and has those attached that it is time for.
+    /// Looks at all children, and attaches those that are due and fit.
     pub fn look(&mut self, now: Instant) {
         let Some(after) = self.after else { return };
         self.known.retain(|_, known| known.look(now));
@@ -128,10 +130,10 @@ impl Children {
         let mut below = Vec::new();
         for known in self.known.values_mut().filter(may).take(MOST_AT_ONCE) {
             if !parent.as_ref().is_some_and(|parent| is_fork(&known.process, parent)) {
-                // It has executed a program: it is not the parent's child any more.
+                // The child has executed a program, or the parent has: the two share no program any more.
                 (known.again, known.why) = (now + WAITS.1, None);
             } else if refuse::has_agent(known.process.pid) {
-                // A rule was faster, or a child in between that is a member by now.
+                // The child has an agent already: by a rule, or by its parent, which was attached before.
                 known.why = None;
                 known.wait(now);
             } else if has_own_memory(&known.process) {
@@ -142,7 +144,7 @@ impl Children {
             }
         }
         self.note(&below, after, now);
-        // One that is tried again may be attached soon, and is told of no longer then.
+        // A child that could not be attached is looked at as well: once it is attached, the supervisor is told so.
         let is_waiting = |known: &&Known| known.helper.is_none() || known.has_failed();
         let waiting = self.known.values().filter(is_waiting).map(|known| known.again);
         self.due = waiting.min().map(|again| again.max(now + WAITS.0));
@@ -171,7 +173,7 @@ impl Known {
                 Ok(None) => self.helper = Some(helper),
                 ended => {
                     if ended.is_ok_and(|ended| ended.is_some_and(|status| status.success())) {
-                        // It was detached, or has given up rights.
+                        // The agent has left the child: the child was detached, or has given up rights.
                         (self.wait, self.why) = (WAITS.1, None);
                     } else {
                         let mut words = String::new();
@@ -185,7 +187,7 @@ impl Known {
         self.helper.is_some() || self.process.is_alive()
     }
 
-    /// Whether it could not be attached, and is not attached since. A child that a rule has attached counts until it is tried again.
+    /// Whether the last attempt to attach the child failed, and the child has no agent now.
     fn has_failed(&self) -> bool {
         self.why.is_some() && (self.helper.is_none() || !refuse::has_agent(self.process.pid))
     }

@@ -27,21 +27,22 @@ pub const fn unmapping(start: u64, bytes: u64) -> Order {
 #[derive(Debug)]
 pub struct Ending {
     tracee: Tracee,
-    /// Where it makes system calls. `None`: right before the place at which it stops first, where it has just made one.
+    /// Address of the `syscall` instruction by which the thread makes calls. `None`: the instruction right before the
+    /// place at which the thread stops first, because the thread has just made a call there.
     instruction: Option<u64>,
-    /// Calls that it is to make, the first one last.
+    /// Calls that the thread is to make before it ends, in reverse order.
     orders: Vec<Order>,
     is_making: bool,
     ours: Option<Ours>,
 }
 
 impl Ending {
-    /// A thread that makes calls of ours, and nothing else. It makes these before it ends.
+    /// Ends a thread that makes calls of ours, and nothing else. The thread makes the calls in `orders` before it ends.
     pub fn new(tracee: Tracee, instruction: Option<u64>, mut orders: Vec<Order>, ours: Option<Ours>) -> Self {
         orders.reverse();
         let mut ending = Self { tracee, instruction, orders, is_making: false, ours };
         ending.tell_orders();
-        // It is stopped at the end of a call, mostly.
+        // Mostly, the thread is stopped at the end of a call.
         if ending.act(Stop::SystemCall).is_err() {
             let _ = ending.tracee.interrupt();
         }
@@ -53,7 +54,7 @@ impl Ending {
         self.tracee.thread()
     }
 
-    /// Looks after it. Says whether it has been told to end, or has ended.
+    /// Acts on the thread's stops. Returns whether the thread was told to end, or has ended.
     pub fn tend(&mut self) -> bool {
         loop {
             match self.tracee.look() {
@@ -88,14 +89,16 @@ impl Ending {
         self.tracee.resume(if self.is_making { Resume::ToSystemCall } else { Resume::Freely }, 0)
     }
 
-    /// Takes in what a call has done that nobody waited for, or that is done.
+    /// Records the effect of a call that has ended. A call of `orders` is done. Memory that an `mmap` has mapped is to
+    /// be unmapped.
     fn note(&mut self, now: &Registers) {
         let (number, before) = (now.orig_rax.cast_signed(), self.orders.len());
         let is_order = |(ordered, arguments): &Order| number == *ordered && now.rdi == arguments[0];
         if self.orders.last().is_some_and(is_order) {
             self.orders.pop();
         }
-        // The first of its mappings is the one to which no address is given. A second call would unmap memory of the program's.
+        // The first `mmap` of a thread of ours has no address given. It is noted once: a second `munmap` of that range
+        // could unmap memory of the program.
         let mapped = unmapping(now.rax, now.rsi);
         let is_mapped = number == libc::SYS_mmap && now.rdi == 0 && !(-4095..0).contains(&now.rax.cast_signed());
         if is_mapped && !self.orders.contains(&mapped) {
@@ -106,9 +109,10 @@ impl Ending {
         }
     }
 
-    /// Notes which calls are left. If this process is killed, another one takes this thread over, and makes them.
+    /// Notes which calls are left. If this process is killed, the process beside it takes this thread over, and has it
+    /// make them.
     fn tell_orders(&self) {
-        // If it cannot be noted, such a call may be made twice.
+        // If the note fails, and this process is killed, a call may be made twice.
         let orders = || self.orders.iter().rev().copied().collect::<Vec<_>>();
         let _ = self.ours.as_ref().map(|ours| ours.is_to_make(&orders()));
     }

@@ -42,16 +42,17 @@ const SUBTRACTS: [u8; 3] = [0x48, 0x83, 0xec];
 const ADDS: [u8; 4] = [0x48, 0x8d, 0x64, 0x24];
 /// Most bytes by which an instruction is undone.
 const UNDO_BYTES: usize = 5;
-/// Most of the jump's bytes that may differ from what was written, for the others still to be ours: 2. A breakpoint takes one.
+/// Most bytes of the jump that may differ from what was written, for the jump still to be taken for ours: 2. A
+/// breakpoint changes one byte.
 const MOST_BREAKPOINTS: usize = 2;
 /// `jmp [rip]`: the address to jump to stands behind it.
 const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
-/// Bytes of that with the address.
+/// Length of that jump with the address behind it, in bytes.
 const JUMP_BYTES: usize = 14;
 /// `mov r11, NUMBER` and `jmp DISTANCE`.
 const TO_R11: [u8; 2] = [0x49, 0xbb];
 const TO_CODE: u8 = 0xe9;
-/// Bytes of that jump.
+/// Length of `jmp DISTANCE`, in bytes.
 const NEAR_BYTES: usize = 5;
 /// Offsets of the replaced bytes, the hash and the function's address in a way.
 const REPLACED_AT: usize = 24;
@@ -65,12 +66,12 @@ const STACK_BYTES: u64 = 8 << 20;
 /// A way to the gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Way {
-    /// Where it lies.
+    /// Address of the way.
     at: u64,
     replaced: [u8; JUMP_BYTES],
-    /// Of the pages that hold these bytes, as they were.
+    /// Hash of the pages that hold the replaced bytes, before the change.
     hash: u64,
-    /// Where they lie.
+    /// Address of the replaced bytes.
     function: u64,
 }
 
@@ -85,12 +86,12 @@ impl Way {
         (way.function != 0).then_some(way)
     }
 
-    /// Its bytes, in a gate at this address.
+    /// The bytes of the way, in a gate at address `gate`.
     fn encode(&self, gate: u64, Leadable { errno, undo, .. }: &Leadable) -> [u8; GATE_WAY_BYTES] {
         let mut bytes = [0; GATE_WAY_BYTES];
         let (undo, to_r11) = (&undo.0[..undo.1], undo.1);
         let code = to_r11 + TO_R11.len() + size_of::<u64>();
-        // Both lie in one page.
+        // The way and the gate's code lie in one page.
         let distance = gate.wrapping_sub(self.at + code as u64 + 5) as u32;
         let parts: [(usize, &[u8]); 8] = [
             (0, undo),
@@ -108,7 +109,7 @@ impl Way {
         bytes
     }
 
-    /// The bytes that lead from the function to it. Behind a short jump, they are as they were.
+    /// The bytes that lead from the function to the way. Bytes behind a short jump are unchanged.
     fn jump(&self) -> [u8; JUMP_BYTES] {
         let mut bytes = self.replaced;
         let distance = self.at.wrapping_sub(self.function + NEAR_BYTES as u64).cast_signed();
@@ -122,8 +123,8 @@ impl Way {
         bytes
     }
 
-    /// The bytes that are to be there: each byte of the jump becomes the former one again. Bytes that differ from the jump's are
-    /// breakpoints, and stay. `None`: the code no longer leads to the gate.
+    /// The bytes that undo the jump, given the bytes `there` now: each byte of the jump becomes the former one again.
+    /// Bytes that differ from the jump's are breakpoints, and stay. `None`: the code no longer leads to the gate.
     fn undone(&self, there: &[u8; JUMP_BYTES]) -> Option<[u8; JUMP_BYTES]> {
         let (mut bytes, jump) = (*there, self.jump());
         let is_ours = |at: &usize| there[*at] == jump[*at];
@@ -132,12 +133,13 @@ impl Way {
         (others <= MOST_BREAKPOINTS && bytes != *there).then_some(bytes)
     }
 
-    /// Where those bytes lie, but for the first: a thread that has yet to begin with them may find others.
+    /// Addresses of the jump's bytes, but for the first: a thread that is about to execute the first byte may find it
+    /// changed.
     const fn inner(&self) -> Range<u64> {
         self.function + 1..self.function + JUMP_BYTES as u64
     }
 
-    /// The pages that hold those bytes.
+    /// The pages that hold the jump's bytes.
     fn pages(&self) -> PageRange {
         let (first, last) =
             (self.function / PAGE_BYTES as u64, (self.function + JUMP_BYTES as u64 - 1) / PAGE_BYTES as u64);
@@ -161,17 +163,18 @@ fn is_gate(memory: &File, place: u64) -> bool {
 pub struct Leadable {
     /// The function, without its first instruction if that stays.
     function: Function,
-    /// Where its errors go.
+    /// Address of `__errno_location`.
     errno: u64,
-    /// Its first bytes.
+    /// The first bytes of the function.
     begin: [u8; JUMP_BYTES],
     undo: Undo,
 }
 
-/// Code that undoes a function's first instruction, and its bytes.
+/// Code that undoes a function's first instruction, and the length of this code in bytes.
 type Undo = ([u8; UNDO_BYTES], usize);
 
-/// The bytes of a function's first instruction, and how it is undone. None if it is another one.
+/// Length in bytes of a function's first instruction, and the code that undoes it. The length is 0 for an instruction
+/// that is not known.
 fn undone(begin: &[u8; JUMP_BYTES]) -> (usize, Undo) {
     let mut code = [0; UNDO_BYTES];
     match begin {
@@ -179,7 +182,7 @@ fn undone(begin: &[u8; JUMP_BYTES]) -> (usize, Undo) {
             code[0] = PUSHES[1];
             (1, (code, 1))
         }
-        // The bytes are a number with a sign.
+        // The operand is a signed byte; only positive ones are undone.
         [one, two, three, bytes @ 1..0x80, ..] if [*one, *two, *three] == SUBTRACTS => {
             code[..ADDS.len()].copy_from_slice(&ADDS);
             code[ADDS.len()] = *bytes;
@@ -243,8 +246,8 @@ fn gate_of(memory: &File, at: u64, bytes: &[u8; JUMP_BYTES]) -> Option<u64> {
     Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(memory, *gate))
 }
 
-/// Leads these functions to the gate, as far as they are not led there. The threads stand still, but for the agent's `own`.
-/// Says whether nothing is left to be done.
+/// Leads these functions to the gate, as far as they are not led there. The threads stand still, but for the agent's
+/// `own`. Returns whether nothing is left to be done.
 ///
 /// # Errors
 /// There is no gate, or the kernel does not let code be changed.
@@ -256,7 +259,8 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
     for leadable @ Leadable { function, begin, .. } in found {
         let mut replaced = [0; JUMP_BYTES];
         memory.read_exact_at(&mut replaced, function.start)?;
-        // Led already, or changed by somebody else; or the process executes another program since it was looked at.
+        // The function is led to a gate already, or somebody else has changed it; or the process has executed another
+        // program since the look.
         let is_led = replaced.starts_with(&JUMP) || gate_of(&memory, function.start, &replaced).is_some();
         if is_led || replaced != *begin || function.bytes < JUMP_BYTES as u64 {
             continue;
@@ -291,14 +295,15 @@ pub fn lead_back(pid: u32, own: &[u64], memory: &File, gate: PageRange) -> anyho
     let mut orders = Vec::new();
     for way in &ways {
         let mut there = [0; JUMP_BYTES];
-        // Otherwise the library is there no longer, or one before has led it back.
+        // Otherwise the library is unmapped by now, or a former `pagefold-attach` has led the function back.
         if memory.read_exact_at(&mut there, way.function).is_ok()
             && let Some(bytes) = way.undone(&there)
         {
             memory.write_all_at(&bytes, way.function)?;
         }
         if hash(memory, way.pages()).is_ok_and(|hash| hash == way.hash) && are_of_a_file(pid, way.pages()) {
-            // Nobody else has changed these pages. Of locked memory, the call does nothing.
+            // Nobody else has changed these pages, so their private copies are dropped. On locked memory, the call does
+            // nothing.
             let (start, bytes) = (way.pages().start.0, page::pages_to_bytes(way.pages().pages));
             orders.push((libc::SYS_madvise, [start, bytes, libc::MADV_DONTNEED as u64, 0, 0, 0]));
         }
@@ -334,8 +339,8 @@ fn hash(memory: &File, pages: PageRange) -> anyhow::Result<u64> {
     Ok(bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
 }
 
-/// Whether a thread is at one of these addresses, or will return there. A signal's handler may lie between: so its whole stack is
-/// searched. Threads of the program's stand still.
+/// Whether a thread is at one of these addresses, or will return there. A signal handler may have interrupted the code
+/// there, so each thread's whole stack is searched. The program's threads stand still.
 fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bool {
     let (Ok(mappings), local) = (Mapping::list(pid), LocalFiles::of(pid)) else { return true };
     let is_there = |address: u64| places.iter().any(|place| place.contains(&address));
@@ -349,8 +354,9 @@ fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bo
         let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
         // The last two are the instruction's address and the stack pointer; a thread that runs has none.
         let (Some(instruction), Some(stack)) = (next(), next()) else { return true };
-        // Of a stack of which pages were folded, the kernel may see several mappings. An inaccessible page lies between two stacks.
-        // Another one has addresses to which its thread has returned long ago.
+        // A stack whose pages were folded may be several mappings, so neighbouring mappings are searched, too. They end
+        // at the inaccessible page between two stacks. Another thread's stack must not be searched: old addresses lie
+        // below its stack pointer.
         let mut end = stack;
         for mapping in mappings.iter().filter(|mapping| mapping.end.0 > stack) {
             if mapping.start.0 > end || !(mapping.read && mapping.write) {

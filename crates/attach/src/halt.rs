@@ -57,7 +57,7 @@ const HARMLESS: [i64; 16] = [
     libc::SYS_rename,
 ];
 
-/// The threads of a process that this one has stopped, and those that it has asked to.
+/// The threads of a process that this process has stopped, or has asked to stop.
 #[derive(Debug)]
 pub struct Halts {
     program: Program,
@@ -69,18 +69,18 @@ pub struct Halts {
     watched: BTreeMap<i32, Watched>,
     /// Threads of ours that end.
     ending: Vec<Ending>,
-    /// The way back of threads that are lent, and of those of ours.
+    /// The process that gives lent threads back, and ends threads of ours, should this process be killed.
     rescue: Weak<Rescue>,
     /// When the first thread was asked to stop, if threads are stopped.
     began: Option<Instant>,
-    /// Time for all to stop. It doubles when that was too short, and halves otherwise.
+    /// Time for all threads to stop. It doubles when it was too short, and halves otherwise.
     stop_time: Duration,
-    /// How long threads were stopped, each time, if that is to be noted.
+    /// Lengths of all stops so far; `None` if they are not to be noted.
     stops: Option<Vec<Duration>>,
 }
 
 impl Halts {
-    /// Of a program, all of whose threads run.
+    /// For a program whose threads all run.
     pub const fn new(program: Program, clocks: Clocks) -> Self {
         Self {
             program,
@@ -111,10 +111,11 @@ impl Halts {
         self.program.pid
     }
 
-    /// The way back of a thread that is to make calls for us, or is ours.
+    /// The process beside this one that gives a lent thread back, or ends a thread of ours, should this process be
+    /// killed.
     ///
     /// # Errors
-    /// There can be none.
+    /// The process cannot be made.
     pub fn rescue(&mut self) -> std::io::Result<Rc<Rescue>> {
         if let Some(rescue) = self.rescue.upgrade() {
             return Ok(rescue);
@@ -124,7 +125,8 @@ impl Halts {
         Ok(rescue)
     }
 
-    /// Asks one thread to stop, and threads that it makes. It is to be given to [`Halts::let_go`] afterwards.
+    /// Asks one thread to stop; threads that it makes are traced, too. The thread is to be given to [`Halts::let_go`]
+    /// afterwards.
     ///
     /// # Errors
     /// `EPERM`: it must not be traced, or another process traces it.
@@ -138,7 +140,7 @@ impl Halts {
         self.tend();
     }
 
-    /// Has a thread end that makes calls of ours.
+    /// Takes over a thread that makes calls of ours, and is to end.
     pub fn end(&mut self, ending: Ending) {
         self.ending.push(ending);
         self.tend();
@@ -167,7 +169,7 @@ impl Halts {
         self.watched.values().filter_map(Watched::due).min()
     }
 
-    /// Stops all threads but these. Says whether that was done; if not, all go on.
+    /// Stops all threads but `own`. Returns whether all have stopped; if not, all go on.
     pub fn halt(&mut self, own: &[u64]) -> bool {
         if !self.take_late() {
             self.tend();
@@ -189,8 +191,9 @@ impl Halts {
         done
     }
 
-    /// Waits for threads that were asked to stop and let go before they had, while the others go on. Says whether they stand
-    /// still now: one that lacks a processor stops no sooner if it is let go once more, and asked again.
+    /// Waits for threads that an earlier halt asked to stop and let go before they had stopped, while other threads go
+    /// on. Returns whether these stand still now. They are kept, because a thread that lacks a processor would stop no
+    /// sooner if it was let go and asked again.
     fn take_late(&mut self) -> bool {
         let until = Instant::now() + self.stop_time;
         loop {
@@ -209,7 +212,8 @@ impl Halts {
         }
     }
 
-    /// Threads of the program's, and its number, but for those that are the agent's or are dealt with already.
+    /// Threads of the program with their numbers, except for the agent's threads and threads that are dealt with
+    /// already.
     ///
     /// # Errors
     /// The process is gone.
@@ -246,8 +250,8 @@ impl Halts {
         true
     }
 
-    /// The first thread is the last to be stopped, and the first to go on. While it is traced, signals that the program
-    /// ignores interrupt threads that are not.
+    /// Stops all threads but `own`. The first thread is the last to be stopped, and the first to go on. While it is
+    /// traced, signals that the program ignores interrupt threads that are not traced.
     fn stop_all(&mut self, own: &[u64], began: Instant) -> bool {
         let leader = self.program.pid.cast_signed();
         self.watched.retain(|number, watched| *number == leader || watched.ask().is_ok());
@@ -273,7 +277,7 @@ impl Halts {
         self.wait_for(|_| true, began) && self.others(own).is_ok_and(|new| new.is_empty())
     }
 
-    /// Asks threads to stop. Says whether all can be.
+    /// Asks threads to stop. Returns whether all of them may be stopped.
     fn ask(&mut self, threads: &[(i32, Pid)]) -> bool {
         for (number, thread) in threads {
             match stop::ask(self.program.pid, *thread, &self.clocks, false) {
@@ -285,7 +289,7 @@ impl Halts {
         true
     }
 
-    /// Waits until those have stopped that were asked to. Says whether they have.
+    /// Waits until all threads have stopped that were asked to, for `stop_time` at most. Returns whether they have.
     fn wait_for(&mut self, which: impl Fn(i32) -> bool, began: Instant) -> bool {
         while !self.all_stopped(&which, began) {
             if began.elapsed() > self.stop_time {
@@ -322,7 +326,8 @@ impl Halts {
     /// Lets all threads go on.
     pub fn go(&mut self) {
         let mut leader = self.stopped.remove(&self.program.pid.cast_signed());
-        // While it is traced, signals that the program ignores interrupt threads that are not. So they wait for its stop.
+        // While the first thread is traced, signals that the program ignores interrupt threads that are not traced. So
+        // the others go on only after the first one has stopped and can be let go.
         leader.as_mut().map(|leader| leader.wait(Instant::now() + LEADER_TIME));
         self.late.extend(leader.into_iter().chain(std::mem::take(&mut self.stopped).into_values()));
         self.tend();
@@ -331,8 +336,8 @@ impl Halts {
         }
     }
 
-    /// Looks after threads that were let go: those that stop only then, and those that are watched. Not to be called
-    /// while all are to stand still.
+    /// Looks after threads that were let go: threads that stop only now, and threads that are watched. Not to be called
+    /// while all threads are to stand still.
     pub fn tend(&mut self) {
         let leader = self.watched.remove_entry(&self.program.pid.cast_signed());
         let others = std::mem::take(&mut self.watched);
@@ -362,8 +367,8 @@ fn number(thread: Pid) -> i32 {
     thread.as_raw_nonzero().get()
 }
 
-/// Whether a thread that has not stopped may do so. A first thread that has ended does not, and its tracer hears of that with the
-/// process's end alone.
+/// Whether a thread that has not stopped may still stop. A first thread that has ended does not stop, and its tracer
+/// hears of its end only when the whole process has ended.
 fn may_yet_stop(pid: u32, late: &Stopped) -> bool {
     let thread = late.tracee().thread();
     number(thread) != pid.cast_signed() || threads::runs_program(pid, thread)

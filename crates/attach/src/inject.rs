@@ -72,7 +72,7 @@ pub struct Injected {
     pub stopped: Duration,
     /// Stops the program's threads.
     pub halts: Halts,
-    /// Its gate, if it has one already.
+    /// The agent's gate, if it has one already.
     pub gate: Option<HostVirt>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn borrow_thread<T>(
     borrow_one_of(halts, candidates, work)
 }
 
-/// The same, for the first of these threads that can be stopped.
+/// As [`borrow_thread`], with the first of these threads that can be stopped.
 pub(crate) fn borrow_one_of<T>(
     halts: &mut Halts,
     candidates: impl Fn(&Halts) -> anyhow::Result<Vec<Pid>>,
@@ -107,7 +107,7 @@ pub(crate) fn borrow_one_of<T>(
             let is_plain = is_plain && Remote::may_be_borrowed(&memory, &present, stopped.tracee());
             let is_filtered = threads::is_filtered(halts.pid(), thread);
             let made = is_plain.then(|| borrowed(&mut stopped, is_filtered, Rc::clone(&rescue), &work));
-            // One that takes a signal or does not stop in time is let go when it does.
+            // A thread that takes a signal, or does not stop in time, is let go when it stops.
             halts.let_go(stopped);
             if let Some(made) = made {
                 return Ok((made?, began.elapsed()));
@@ -128,7 +128,8 @@ pub(crate) fn borrow_one_of<T>(
     }
 }
 
-/// The way back of threads that are steered, which is there beforehand.
+/// The process that gives steered threads back should this process be killed. It is started before any thread is
+/// steered.
 fn way_back(halts: &mut Halts) -> anyhow::Result<Rc<Rescue>> {
     halts.rescue().context("cannot have a second process, which gives its threads back if this one is killed")
 }
@@ -146,7 +147,7 @@ fn borrowed<T>(
     }
     let made = stopped.lend(before, rescue).map_err(anyhow::Error::from).and_then(work);
     stopped.take_back();
-    // If it takes longer, it is looked after for as long as that takes.
+    // If giving the thread back takes longer, `halts` looks after the thread for as long as that takes.
     let _ = stopped.wait(Instant::now() + PATIENCE);
     made
 }
@@ -156,7 +157,8 @@ fn borrowed<T>(
 fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
     let pid = halts.pid();
     let rank = |thread: &Pid| match threads::doing(pid, *thread) {
-        // Its filter, which is not known yet, may end the program for the kernel's way to begin that again.
+        // The kernel goes on with this call by `restart_syscall`. The thread's filter is not known yet, and may end the
+        // program for that.
         Doing::Call(call) if call.goes_on_by_another() && threads::is_filtered(pid, *thread) => None,
         Doing::Call(call) if call.is_restarted() => Some(0),
         Doing::Running => Some(1),
@@ -194,7 +196,7 @@ pub fn inject(
     }
 }
 
-/// Has all threads of a process go on as they were, after `why` was told.
+/// Tells `why`, then waits until all threads of the process go on as they were.
 pub(crate) fn give_up(
     mut halts: Halts,
     why: anyhow::Error,
@@ -210,7 +212,7 @@ pub(crate) fn give_up(
 /// [`inject`].
 ///
 /// # Errors
-/// They do not, or they cannot be read.
+/// The filters do not let an agent work, or cannot be read.
 pub fn look_at_filters(pid: u32, signals: &Signals, tell: impl FnOnce(&anyhow::Error)) -> anyhow::Result<()> {
     let program = Program::open(pid).context("cannot open its memory")?;
     let mut halts = Halts::new(program, Clocks::default());
@@ -249,7 +251,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     let remote = Remote::open(halts.pid()).context("cannot open its memory")?;
     let (pid, new, rescue) = (halts.pid(), Cell::default(), way_back(halts)?);
     let ours = Cell::default();
-    // Noted before the lent thread has what is its own: at no time is nothing noted.
+    // The new thread is noted before the lent thread is given back, so that at each moment one of the two is noted.
     let note =
         |thread| Ours::new(thread, remote.instruction(), &[], Rc::clone(&rescue)).map(|noted| ours.set(Some(noted)));
     let make = |tracee: &Tracee| {
@@ -275,7 +277,7 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     match thread.furnish(object, &environment) {
         Ok((channel, range)) => {
             let thread = tracee.thread();
-            // From here on, it runs the agent's code.
+            // From here on, the thread runs the agent's code.
             drop(ours);
             tracee.detach(0);
             Ok(Put { channel: channel.into(), thread, range, stopped })
@@ -288,13 +290,13 @@ fn put(halts: &mut Halts, object: &Object, environment: &[String]) -> anyhow::Re
     }
 }
 
-/// Has a stopped thread make the agent's first thread, which becomes known as `made`. Says whether that has the program's
-/// directories.
+/// Makes a stopped thread create the agent's first thread, which is stored in `made`. Returns whether the new thread
+/// shares root and working directory with the program.
 fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee, made: &Cell<Option<Pid>>) -> anyhow::Result<bool> {
     let flags = judge_filters(pid, tracee)?;
     let stack = tracee.registers()?.rsp;
-    // The directories of the program and its undo list of semaphores are none of the agent's, where filters let them be
-    // apart. Nothing is written for the kernel's word on the new thread, whose addresses are null.
+    // If the filters allow it, the thread does not share root, working directory and semaphore undo list with the
+    // program. The addresses to which `clone` writes the new thread's id are null, so nothing is written.
     let answer = remote.call_watched(tracee, libc::SYS_clone, [flags, stack, 0, 0, 0, 0], made)?;
     if made.get().is_none() {
         bail!("no thread can be made in it: {}", error(answer));
@@ -308,7 +310,7 @@ struct Thread<'a> {
     tracee: &'a Tracee,
     remote: &'a Remote,
     ours: Option<&'a Ours>,
-    /// Memory that was mapped for it and could not be unmapped: address and bytes.
+    /// Memory that was mapped for the thread and could not be unmapped: address and bytes.
     left: Cell<Option<[u64; 2]>>,
 }
 
@@ -321,7 +323,8 @@ impl Thread<'_> {
         Ok(answer.cast_unsigned())
     }
 
-    /// Checks that a program of root's has not asked to be hidden. Those of others are hidden from their users then, which the service sees.
+    /// Checks that a program of root's has not asked to be hidden (`PR_SET_DUMPABLE`). Programs of other users that ask
+    /// so are hidden from their own users, which the service sees by itself.
     fn check_shown(&self) -> anyhow::Result<()> {
         if host::effective_uid(self.pid)? != 0 {
             return Ok(());
@@ -331,7 +334,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Gives the new thread all that it needs, by system calls of its own.
+    /// Gives the new thread all that it needs, by system calls that this thread makes.
     fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(Seqpacket, Range<u64>)> {
         let until = Instant::now() + PATIENCE;
         while self.tracee.wait(until)?.context("its new thread does not come")? != act::Stop::Asked {
@@ -339,7 +342,7 @@ impl Thread<'_> {
         }
         self.tracee.block_signals(u64::MAX)?;
         self.check_shown()?;
-        // In a table of its own: the program's descriptors stay.
+        // The call first gives the thread a table of files of its own, so the program's descriptors stay open.
         self.call(libc::SYS_close_range, [0, u32::MAX.into(), libc::CLOSE_RANGE_UNSHARE.into(), 0, 0, 0])?;
         let bytes = object.bytes + STACK_BYTES;
         let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -423,7 +426,7 @@ impl Thread<'_> {
         Ok(word(16).cast_unsigned().into())
     }
 
-    /// Has the thread begin with the object's first instruction.
+    /// Starts the thread at the object's first instruction.
     fn begin(&self, object: &Object, range: &Range<u64>, environment: &[String]) -> anyhow::Result<()> {
         let mut variables = environment.to_vec();
         variables.push(format!("PAGEFOLD_OBJECT={:x}-{:x}", range.start, range.end));

@@ -1,10 +1,10 @@
 //! Has ksmd, the kernel's own merger, merge all memory of a running process, or not any more.
 //!
-//! The kernel takes that from the process itself alone: `process_madvise` of another one answers `EINVAL` to
-//! `MADV_MERGEABLE` (Linux 6.18). So one thread is borrowed for one system call, `prctl(PR_SET_MEMORY_MERGE)`. Nothing
-//! else is put into the process, and nobody stays beside it. Children that it forks have the same setting.
+//! The kernel accepts this request only from the process itself: `process_madvise` on another process answers `EINVAL`
+//! to `MADV_MERGEABLE` (Linux 6.18). So one thread is borrowed for one system call, `prctl(PR_SET_MEMORY_MERGE)`.
+//! Nothing else is put into the process, and nobody stays beside it. Children that it forks have the same setting.
 //!
-//! A filter of system calls (seccomp) that does not allow that call keeps the process from being merged.
+//! If a filter of system calls (seccomp) does not allow the call, the process cannot be merged.
 
 use crate::halt::Halts;
 use crate::inject::{borrow_thread, error, give_up};
@@ -20,7 +20,8 @@ use std::time::Duration;
 
 /// The option of the call.
 const MERGE: u64 = libc::PR_SET_MEMORY_MERGE as u64;
-/// Time for the call: 1 hour. Before it is ready, all that was merged has become private again.
+/// Longest time for the call: 1 hour. A call that ends merging returns only after all merged pages have become private
+/// again.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Whether all memory of a process is merged by ksmd already, as far as the kernel tells.

@@ -1,5 +1,5 @@
-//! Looks at a process for the agent in it, by system calls that its filter may forbid. The answers are about that process
-//! alone, and are told to nobody else.
+//! Answers questions of the agent about its process, by system calls that the process's filter may forbid. The answers
+//! are about that process alone, and are told to nobody else.
 
 use crate::threads;
 use act::{file_of_thread, share_files};
@@ -31,7 +31,8 @@ fn tables(pid: u32, agent: Pid) -> Vec<u64> {
     if found.len() > ASKED_MOST {
         return Vec::new();
     }
-    // One that has ended has no number any more. The agent finds no thread by the number 0, and asks anew.
+    // A thread that has ended has no number any more, and gets 0. The agent finds no thread by the number 0, and asks
+    // again.
     found.into_iter().map(|thread| threads::inner(pid, thread).unwrap_or(0)).collect()
 }
 
@@ -46,7 +47,7 @@ fn socket(thread: Pid, number: u64) -> Socket {
         // The program may have closed it meanwhile, and closing the last descriptor of a file may wait.
         Ok(file) => match SocketKind::of(ForeignFile::from(file)) {
             Ok(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
-            // The descriptor is another file's by now.
+            // The descriptor stands for another file by now.
             Err(Errno::NOTSOCK) => Socket::Closed,
             Err(_) => Socket::Unknown,
         },

@@ -175,16 +175,17 @@ fn print_attached(args: &Order, facts: Facts, stopped: Duration) -> anyhow::Resu
     Ok(Outcome::Done)
 }
 
-/// Takes the place of a program that was killed, beside an agent that is there.
+/// Takes the place of a `pagefold-attach` that was killed beside a process with an agent.
 fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let signals = Signals::catch().context("cannot catch signals")?;
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     if !is_there(args.pid) {
-        // It executes another program. If it maps nothing of the pool, it is a member no longer.
+        // There is no agent, because the process has executed another program. If it maps nothing of the pool, it is no
+        // member any more.
         service.leave(process)?;
         bail!("there is no agent in process {} any more: it is no member", args.pid);
     }
-    // The service lets one of several do that.
+    // If several processes try this at once, the service allows one of them.
     service.attach(process, &args.group, None, args.by_rule, Via::Agent, false)?;
     let tell = |why: &anyhow::Error| say_and_leave(args.pid, why);
     let (injected, all_anonymous) = take_over(args.pid, &signals, tell)
@@ -219,13 +220,14 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
         service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, true)?;
         return print_attached(args, facts, Duration::ZERO);
     }
-    // The program waits for this one while its threads are stopped. Without the right to that, it waits a little longer.
+    // While its threads are stopped, the program waits for this process, so this one gets a high priority. Without the
+    // right to set it, the program waits a little longer.
     let _ = rustix::process::setpriority_process(None, PRIORITY);
     service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, false)?;
     let tell = |why: &anyhow::Error| is_no_member(&service, process, why);
     let injected = inject(args.pid, &object, &environment(args, &service.place)?, &signals, tell)?;
     drop(object);
-    // The agent is there, whether or not anybody hears of that.
+    // The agent is in the process, even if the report cannot be written.
     let told = serde_json::to_string(&Attached::new(args, facts, injected.stopped))
         .map_err(anyhow::Error::from)
         .and_then(output::line);
@@ -242,7 +244,7 @@ fn say_and_leave(pid: u32, why: &anyhow::Error) {
     let _ = leave_terminal();
 }
 
-/// The same. It is no member: nothing of the pool is mapped there.
+/// As [`say_and_leave`], and ends the membership: nothing of the pool is mapped in the process.
 fn is_no_member(service: &Service, process: ProcessId, why: &anyhow::Error) {
     let left = service.leave(process);
     say_and_leave(process.pid, left.as_ref().err().unwrap_or(why));
@@ -266,7 +268,8 @@ fn serve(
     let ended = serving.run(signals, may_leave).and_then(|end| match end {
         End::Left => end_membership(place, process, || serving.tend()),
         End::Gone => {
-            // It may have executed another program, which is no member. The kernel tells the service whether that is so.
+            // The process may have executed another program, which is no member. The service asks the kernel whether it
+            // has.
             if process.is_alive() {
                 let _ = Service::connect(place.clone()).and_then(|service| service.leave(process));
             }

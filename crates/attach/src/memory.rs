@@ -20,7 +20,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// That of a process, as it is mapped at the moment.
+    /// The memory of a process, with the mappings of this moment.
     ///
     /// # Errors
     /// It must not be looked at, or is gone.
@@ -30,7 +30,7 @@ impl Memory {
         Ok(Self { file, mappings, local: LocalFiles::of(pid), present: Present::of(pid) })
     }
 
-    /// Its mappings.
+    /// The mappings at the time of [`Memory::open`].
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
@@ -59,7 +59,7 @@ impl Memory {
 pub struct Present(Option<Pagemap>);
 
 impl Present {
-    /// Of a process.
+    /// The pages of process `pid`.
     pub fn of(pid: u32) -> Self {
         Self(Pagemap::open(pid).ok())
     }

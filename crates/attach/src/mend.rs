@@ -98,33 +98,34 @@ pub struct Call {
     pub number: i64,
     /// Its arguments.
     pub arguments: [u64; 6],
-    /// The stack pointer, and the address of the instruction behind it.
+    /// The stack pointer, and the address of the instruction behind the `syscall`.
     pub place: [u64; 2],
 }
 
 /// The time limit of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// It has none.
+    /// The call has no time limit.
     None,
     /// The fourth argument, negative for none.
     Milliseconds,
     /// A `timespec` at the address that this argument holds, if that is not null.
     Time(usize),
-    /// As for `io_uring_enter`.
+    /// The time limit is in a structure, as for `io_uring_enter`. Calls with one are not interrupted.
     Ring,
-    /// One of the socket's: the call would not be interrupted for good without one.
+    /// The timeout of the socket (`SO_RCVTIMEO`, `SO_SNDTIMEO`). Without one, the kernel begins the call again by
+    /// itself, and no `EINTR` is seen.
     Socket,
 }
 
 /// The change that is to be made to the answer of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mended {
-    /// Nothing.
+    /// The answer stays as it is.
     Untouched,
     /// The call is to be begun again.
     Again,
-    /// The call is to be begun again for what is left after so many bytes, if they went to a pipe or socket.
+    /// The call has sent this many bytes, and is to be begun again for the rest, if the file is a pipe or socket.
     Rest(u64),
 }
 
@@ -149,7 +150,8 @@ impl Call {
         }
     }
 
-    /// Its answer when its time is over. That of `connect` to a local socket is `EAGAIN`: [`Program::late_answer`].
+    /// The answer of the call when its time is over. For `connect` to a local socket, the answer is `EAGAIN`:
+    /// [`Program::late_answer`].
     ///
     /// [`Program::late_answer`]: crate::program::Program::late_answer
     pub fn late_answer(&self) -> i64 {
@@ -157,23 +159,23 @@ impl Call {
     }
 
     /// Whether a call that was begun again says by this answer that its time is over. A socket that is connecting
-    /// gives it to each further `connect`.
+    /// answers `EALREADY` to each further `connect`.
     pub fn is_late(&self, answer: i64) -> bool {
         self.number == libc::SYS_connect && answer == -i64::from(libc::EALREADY)
     }
 
-    /// Whether a time limit of its socket is the one for sending.
+    /// Whether the socket's timeout for sending bounds the call (`SO_SNDTIMEO`), and not the one for receiving.
     pub fn is_limited_as_sending(&self) -> bool {
         self.number == libc::SYS_connect || SENDING.contains(&self.number)
     }
 
-    /// Whether the kernel begins it again by itself after a stop.
+    /// Whether the kernel begins the call again by itself after a stop.
     pub fn is_restarted(&self) -> bool {
         RESTARTED.contains(&self.number)
     }
 
-    /// Whether the kernel would go on with it by another call after a stop, `restart_syscall`. A filter may end the program
-    /// for that one.
+    /// Whether the kernel would go on with the call by `restart_syscall` after a stop. A filter may end the program for
+    /// that call.
     pub fn goes_on_by_another(&self) -> bool {
         let [_, second, third, fourth, ..] = self.arguments;
         match self.number {
@@ -192,7 +194,8 @@ impl Call {
             // With this flag, what was received by then would be the answer.
             libc::SYS_recvfrom => fourth & libc::MSG_WAITALL as u64 == 0,
             libc::SYS_recvmsg => third & libc::MSG_WAITALL as u64 == 0,
-            // The number of those submitted would be the answer, or the time limit is not for us to know.
+            // With submissions, their number would be the answer. With `RING_EXTENDED`, the time limit is not known
+            // here.
             libc::SYS_io_uring_enter => second == 0 && fourth & RING_EXTENDED == 0,
             libc::SYS_ioctl => second == KVM_RUN,
             number if SENDING.contains(&number) => false,
@@ -200,13 +203,13 @@ impl Call {
         }
     }
 
-    /// Whether this answer says that it was interrupted, and has not been begun again with the time that is left. Of
-    /// `io_pgetevents`, the kernel begins it again for the whole time.
+    /// Whether this answer says that the call was interrupted and the kernel will not begin it again for the time that
+    /// is left. The kernel begins `io_pgetevents` again for its whole time, so that counts as interrupted.
     pub fn is_interrupted(&self, answer: i64) -> bool {
         answer == INTERRUPTED || self.number == IO_PGETEVENTS && answer == AGAIN
     }
 
-    /// The thing to do after the call has given this answer to a stopped thread.
+    /// How the answer that the call has given to a stopped thread is to be mended.
     pub fn mend(&self, answer: i64) -> Mended {
         let [_, _, third, ..] = self.arguments;
         match self.number {
@@ -220,7 +223,7 @@ impl Call {
     }
 }
 
-/// Whether an answer is the kernel's word to itself, that it begins a call again.
+/// Whether an answer is one of the kernel's internal codes by which it begins a call again.
 pub fn is_pending(answer: i64) -> bool {
     // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
     [-512, -513, AGAIN, BY_ANOTHER].contains(&answer)

@@ -32,9 +32,9 @@ pub struct Segment {
 /// An object that can be put into memory.
 #[derive(Debug)]
 pub struct Object {
-    /// A sealed file of its bytes as they lie in memory, from its first byte on.
+    /// A sealed file of the object's bytes as they lie in memory, from its first byte on.
     pub file: OwnedFd,
-    /// Their number.
+    /// Number of these bytes.
     pub bytes: u64,
     /// Its parts.
     pub segments: Vec<Segment>,
@@ -118,14 +118,14 @@ impl Object {
     /// Takes an object file apart, and makes a sealed file of its bytes in memory, if a service at `place` does not keep that.
     ///
     /// # Errors
-    /// It is none for this processor, or has too much thread-local data. Or memory or descriptors are short.
+    /// The file is no object for this processor, or has too much thread-local data. Or memory or descriptors are short.
     pub fn read(file: &[u8], place: &Place) -> anyhow::Result<Self> {
         let Parsed { image, segments, entry, headers } = Parsed::parse(file).context("it is no such object")?;
         let kept = hand::kept_object(place).ok().flatten();
         let is_it = |kept: &ForeignFile| act::is_sealed_object(kept, &image).unwrap_or(false);
         let make = || {
             let file = act::seal_object(&image).context("cannot make a memory file of it")?;
-            // The service keeps it if this is root's. Otherwise each process has a copy.
+            // A service of root's keeps the file for further processes. Otherwise each process has a copy.
             let _ = hand::keep_object(place, file.as_fd());
             anyhow::Ok(file)
         };

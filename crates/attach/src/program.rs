@@ -40,7 +40,7 @@ impl Program {
     /// How long a call that was interrupted may wait, if there is a limit.
     pub fn limit(&self, call: &Call) -> Option<Duration> {
         match call.limit() {
-            // Rings with a limit of time are not interrupted in sleep.
+            // Calls that wait for a ring with a time limit are never interrupted ([`Call::may_be_stopped`]).
             Limit::None | Limit::Ring => None,
             Limit::Milliseconds => u64::try_from(call.arguments[3] as i32).ok().map(Duration::from_millis),
             Limit::Time(at) => {
@@ -71,7 +71,8 @@ impl Program {
             return None;
         }
         let thread = host::thread_with_memory(self.pid);
-        // If the first thread has ended, the files are another one's to give; before Linux 6.9 none can.
+        // If the first thread has ended, the files are taken from another thread, which takes Linux 6.9
+        // (`PIDFD_THREAD`).
         let flags = if thread == self.pid { PidfdFlags::empty() } else { PidfdFlags::from_bits_retain(PIDFD_THREAD) };
         let thread = pidfd_open(Pid::from_raw(i32::try_from(thread).ok()?)?, flags).ok()?;
         pidfd_getfd(thread, number as i32, PidfdGetfdFlags::empty()).ok().map(ForeignFile::from)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Size of a program header of a 64-bit program, in bytes: `Elf64_Phdr`.
 const HEADER_BYTES: u64 = 56;
 
-/// Memory that an agent takes, and that is to be left to its process: 2 MiB, in bytes.
+/// Memory that an agent takes, in bytes: 2 MiB. So much must be left in the control group of its process.
 const AGENT_BYTES: u64 = 2 << 20;
 /// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
 const VFORK_TIME: Duration = Duration::from_millis(500);
@@ -28,10 +28,10 @@ pub struct Facts {
     pub is_filtered: bool,
 }
 
-/// Looks at a process that ksmd is to merge: one of its threads makes one system call.
+/// Looks whether ksmd can merge a process, for which one of its threads has to make one system call.
 ///
 /// # Errors
-/// None of its threads can do that, for this reason.
+/// None of its threads can make the call, for this reason.
 pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
     let threads = check_threads(pid, check_traced)?;
     let mappings = Mapping::read_all(pid).map_err(|e| e.to_string())?;
@@ -40,10 +40,10 @@ pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered: false })
 }
 
-/// Looks at a process that is to have an agent.
+/// Looks whether a process can have an agent.
 ///
 /// # Errors
-/// It cannot be attached to, for this reason.
+/// The process cannot have an agent, for this reason.
 pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     // An agent's process is traced at times, so this comes first.
     if has_agent(pid) {
@@ -69,10 +69,11 @@ pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered })
 }
 
-/// Whether an agent would have a userfaultfd. This program may open the device, or the process may: it is the caller's own.
+/// Checks that an agent would get a userfaultfd. Either this program may open `/dev/userfaultfd`, or the process may
+/// make one itself, because it is the caller's own.
 ///
 /// # Errors
-/// It would not, for this reason.
+/// The agent would get none, for this reason.
 pub fn check_userfaultfd() -> Result<(), String> {
     match host::userfaultfd_features() {
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Err(
@@ -87,8 +88,8 @@ fn is_looked_after(mapping: &Mapping) -> bool {
     [b"um", b"uw", b"ui"].iter().any(|flag| mapping.has_flag(flag))
 }
 
-/// Whether a forked child may have a mapping with its userfaultfd from a member: memory that was folded there. The keeper
-/// follows it.
+/// Whether a forked child may have inherited this mapping and its userfaultfd from a member, as memory that was folded
+/// there. The keeper follows such memory.
 fn is_inherited(mapping: &Mapping) -> bool {
     !mapping.shared && mapping.name.starts_with(act::POOL_NAMES)
 }
@@ -148,10 +149,10 @@ fn check_traced(pid: u32, thread: Pid) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a thread can do what it is asked to: neither its control group nor its process is held.
+/// Checks that a thread can run: neither is its control group frozen nor its process stopped.
 ///
 /// # Errors
-/// It cannot, for this reason.
+/// The thread cannot run, for this reason.
 pub fn check_runs(pid: u32, thread: Pid) -> Result<(), String> {
     if let Some(group) = host::frozen_group(pid, thread.as_raw_nonzero().get().cast_unsigned()) {
         return Err(format!("control group {group} is frozen, and this process in it: thaw that first"));
@@ -162,7 +163,8 @@ pub fn check_runs(pid: u32, thread: Pid) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a process has an agent, by the names of its threads. A program can choose those of its own: it keeps an agent away so.
+/// Whether a process has an agent, by the names of its threads. A program can give its own threads these names, and so
+/// keeps an agent away.
 pub fn has_agent(pid: u32) -> bool {
     threads::list(pid).is_ok_and(|all| all.iter().any(|thread| threads::is_named_as_agents(pid, *thread)))
 }
@@ -172,7 +174,7 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     const FIELDS: [&str; 3] = ["Seccomp", "Seccomp_filters", "NoNewPrivs"];
     let filters = |thread: &Pid| {
         let fields = threads::statuses(pid, *thread, FIELDS);
-        // One that has ended has no filters any more, or no status.
+        // A thread that has ended has no filters any more, or no `status`.
         fields.filter(|_| threads::runs_program(pid, *thread))
     };
     let mut each = all.iter().filter_map(filters);
@@ -183,7 +185,7 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     Ok(first[0].as_ref().is_some_and(|mode| mode != "0"))
 }
 
-/// Nothing is read of its file, whose server need not answer.
+/// Checks the program. Its file is not read, because the file's server (FUSE, NFS) may not answer.
 fn check_program(pid: u32) -> Result<(), String> {
     let vector = AuxiliaryVector::of(pid).map_err(|e| format!("the kernel does not tell of its program: {e}"))?;
     if vector.value(AT_PHENT) == Some(HEADER_BYTES) { Ok(()) } else { Err("it is a program of 32 bits".into()) }

@@ -1,8 +1,9 @@
 //! Makes system calls in another process, by one of its threads that is stopped.
 //!
-//! The instruction is one of the kernel's own code in the process (`vdso`). The program may have changed that. So number, arguments and
-//! place are compared when the call begins, and another call becomes none (`Remote::is_ours`). Each call has a time limit, but for
-//! those by which the agent's last thread leaves. Filters of system calls count for it as for any call of the program's.
+//! The instruction is one of the kernel's own code in the process (`vdso`). The program may have changed the `vdso`. So
+//! number, arguments and place are compared when the call begins, and any other call is cancelled (`Remote::is_ours`).
+//! Each call has a time limit, but for those by which the agent's last thread leaves. Filters of system calls count for
+//! it as for any call of the program's.
 
 use crate::memory::Present;
 use act::{Registers, Resume, Stop, Tracee};
@@ -85,7 +86,8 @@ impl Remote {
         self.call_within(tracee, number, arguments, None, &Cell::default())
     }
 
-    /// As [`Remote::call`]. Notes the thread that the call has made, if it did, also when that fails afterwards.
+    /// As [`Remote::call`]. Stores the thread that the call has made, if it has made one, even if this function fails
+    /// afterwards.
     ///
     /// # Errors
     /// As [`Remote::call`].
@@ -153,7 +155,7 @@ impl Remote {
         }
     }
 
-    /// Whether the call that a thread begins is this one. Any other becomes none.
+    /// Whether the call that a thread begins is this one. Any other call is cancelled.
     fn is_ours(&self, tracee: &Tracee, number: i64, arguments: [u64; 6]) -> anyhow::Result<bool> {
         let before = tracee.registers()?;
         let Registers { rdi, rsi, rdx, r10, r8, r9, rip, orig_rax, .. } = before;

@@ -53,9 +53,10 @@ pub struct Rescue {
 /// Notes for the process beside this one.
 #[derive(Debug, Default)]
 struct Noted {
-    /// A thread of the program's that makes calls for us, and what it is to have back.
+    /// A thread of the program that makes calls for us, with the registers and signal mask that it is to get back.
     lent: Option<(Pid, Own)>,
-    /// A thread of ours, where it makes calls, and those that it is to make before it ends.
+    /// A thread of ours. `instruction` is the address by which it makes calls, `orders` are calls that it is to make
+    /// before it ends.
     ours: Option<Pid>,
     instruction: u64,
     orders: Vec<Order>,
@@ -97,17 +98,17 @@ impl Noted {
         let mut bytes = vec![0; usize::try_from(file.metadata().ok()?.len()).ok()?];
         file.read_exact_at(&mut bytes, 0).ok()?;
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
-        // Longer notes of before may follow.
+        // The rest of an earlier, longer note may follow.
         let used = 5 + REGISTERS + ORDER_WORDS * usize::try_from(*words.get(4)?).ok()?;
         Self::of(words.get(..used)?)
     }
 }
 
 impl Rescue {
-    /// Starts one for a process whose threads are to be steered by the calling thread.
+    /// Starts the process beside this one, for process `pid`, whose threads are to be steered by the calling thread.
     ///
     /// # Errors
-    /// No process can be made, or this one is traced itself.
+    /// No process can be made, or this process is traced itself.
     pub fn start(pid: u32) -> io::Result<Self> {
         let file = File::from(memfd_create("pagefold-rescue", MemfdFlags::CLOEXEC)?);
         let other = file.try_clone()?;
@@ -118,7 +119,7 @@ impl Rescue {
     fn note(&self, change: impl FnOnce(&mut Noted)) -> io::Result<()> {
         let mut noted = self.noted.borrow_mut();
         change(&mut noted);
-        // One call: it is made or not, whenever this process is killed.
+        // The note is written by one call, so that it is whole whenever this process is killed.
         self.file.write_all_at(&noted.words().iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>(), 0)
     }
 }
@@ -126,13 +127,13 @@ impl Rescue {
 /// A thread of the program's makes calls for us until this is dropped.
 #[derive(Debug)]
 pub struct Lent {
-    /// Its own, which it is to have back.
+    /// The thread's own registers and signal mask, which it is to get back.
     pub own: Own,
     rescue: Option<Rc<Rescue>>,
 }
 
 impl Lent {
-    /// Notes what a thread is to have back.
+    /// Notes the registers and the signal mask that a thread is to get back.
     ///
     /// # Errors
     /// It cannot be noted.
@@ -144,7 +145,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // If it fails, it is given back once more.
+        // If the note fails, the thread may be given its registers back once more.
         let _ = self.rescue.take().map(|rescue| rescue.note(|noted| noted.lent = None));
     }
 }
@@ -154,7 +155,8 @@ impl Drop for Lent {
 pub struct Ours(Rc<Rescue>);
 
 impl Ours {
-    /// Notes that a thread is to end, which makes calls by the instruction there, and these before.
+    /// Notes that a thread of ours is to end. It makes calls by the instruction at this address, and makes those in
+    /// `orders` first.
     ///
     /// # Errors
     /// It cannot be noted.
@@ -180,7 +182,7 @@ impl Drop for Ours {
     }
 }
 
-/// Does what a process that is about to end has noted.
+/// Carries out the notes of a process that is about to end.
 fn inherit(pid: u32, file: &File, dying: Dying) {
     let Some(noted) = Noted::read(file).filter(|noted| noted.lent.is_some() || noted.ours.is_some()) else { return };
     let Ok(program) = Program::open(pid) else { return };
@@ -205,8 +207,8 @@ fn inherit(pid: u32, file: &File, dying: Dying) {
     let _ = Signals::catch().map(|signals| halts.finish(&signals));
 }
 
-/// The threads of a process that are traced by this one, which does nothing any more. Those of which something was noted have
-/// come to a stop, if they do so in time: none is just making another.
+/// The threads of a process that are traced by `tracer`, which is about to end. Waits first until the noted threads
+/// have stopped, so that none of them is just making another thread.
 fn traced_by(pid: u32, tracer: Pid, noted: &Noted) -> Vec<Pid> {
     let until = Instant::now() + PATIENCE;
     let tracer = tracer.as_raw_nonzero().to_string();
@@ -241,7 +243,7 @@ fn give_back(halts: &mut Halts, seized: Vec<(Tracee, Stop)>, mut noted: Noted) {
     let is_lent = |tracee: &Tracee| lent.filter(|(thread, _)| *thread == tracee.thread());
     let at =
         seized.iter().find(|(tracee, _)| is_lent(tracee).is_some()).and_then(|(tracee, _)| tracee.registers().ok());
-    // One that the lent thread had made, and nobody had noted: it stands where that one does.
+    // A thread that the lent thread had made, and that was not noted yet: both stand at the same place.
     let is_made = |now: &Registers| {
         let place = |registers: &Registers| (registers.rip, registers.rsp, registers.orig_rax);
         at.is_some_and(|at| place(&at) == place(now) && now.orig_rax == libc::SYS_clone as u64 && now.rax == 0)

@@ -95,12 +95,12 @@ pub struct Serving {
     /// The agent's threads, as far as they are known: their numbers here, and in their own namespace.
     own: Vec<u64>,
     theirs: Vec<u64>,
-    /// When the program's threads were listed for that.
+    /// Time of the list of the program's threads in which the agent's were found.
     listed: Instant,
     place: Place,
     /// A gate that calls are still to be led to. Nothing is folded until then.
     gate: Option<Gate>,
-    /// When it is to be asked whether the agent may leave, after somebody wanted it to.
+    /// Time of the next question whether the agent may leave; `None` if nobody wants it to leave.
     leave: Option<Instant>,
     began: Instant,
     children: Children,
@@ -200,10 +200,11 @@ impl Serving {
         if self.leave.is_some_and(|due| due <= Instant::now()) && self.halted.is_none() {
             let message = ToAttached::Leave.encode();
             let is_told = may_leave() && self.channel.send(&message, &[]).is_ok_and(|sent| sent);
-            // The supervisor's answer may have taken a while.
+            // The time is taken anew, because the supervisor's answer may have taken a while.
             self.leave = (!is_told).then(|| Instant::now() + ASK_AGAIN);
             if is_told {
-                // It needs halts to unfold, also where calls cannot be led.
+                // The agent needs halts to unfold. While a gate waits to be led to, all halts are refused, so the gate
+                // is given up.
                 self.gate = None;
             }
         }
@@ -223,7 +224,7 @@ impl Serving {
                 self.halts.go();
             }
             match led {
-                // A host that forbids changed code goes on doing so.
+                // After an error there is no further attempt: a host that forbids changed code goes on doing so.
                 Some(Ok(true) | Err(_)) => {
                     self.gate = None;
                     return;
@@ -236,7 +237,7 @@ impl Serving {
 
     fn look_at_children(&mut self) {
         let now = Instant::now();
-        // Nobody waits for that while threads are stopped.
+        // A look takes a while, so none is made while threads are stopped.
         if self.children.due().is_some_and(|due| due <= now) && self.halted.is_none() {
             self.children.look(now);
             let (place, process) = (self.place.clone(), self.process);
@@ -263,7 +264,7 @@ impl Serving {
         self.looked = Instant::now();
         self.forget_ended();
         if changes::is_abandoned(self.process.pid, &self.own) {
-            // Memory that becomes private ends with the process in a moment.
+            // No memory needs to be promised: memory that becomes private ends with the process in a moment.
             let _ = self.channel.send(&ToAttached::Leave.encode(), &[]);
         } else if self.leave.is_none() && changes::has_other_rights(self.process.pid, self.thread, &self.own) {
             self.leave = Some(self.looked);
@@ -273,7 +274,7 @@ impl Serving {
 
     /// Handles a message; returns it if it is the last one.
     fn hear(&mut self, message: Option<FromAttached>, files: Vec<OwnedFd>) -> Option<FromAttached> {
-        // The program may have sent anything, and closing that may wait.
+        // The program may have sent any file, and closing a file may wait for its server.
         let mut files = files.into_iter().map(ForeignFile::from);
         match message? {
             FromAttached::Halt { number, threads } => {
@@ -299,8 +300,8 @@ impl Serving {
                 None
             }
             FromAttached::Connect(server) => {
-                // If that fails, the agent sees that its connection is closed, and tries again.
-                // It speaks for the process that made it, as the kernel has noted, which is to be this one.
+                // If handing on fails, the agent sees that its connection is closed, and tries again. A connection
+                // counts for the process that made it, by `SO_PEERCRED`, which must be this process.
                 let is_its_own = |file: &ForeignFile| Peer::of(file).is_ok_and(|peer| peer.pid == self.process.pid);
                 let _ = files.next().filter(is_its_own).map(|file| hand_on(&self.place, server, file.as_fd()));
                 None
@@ -310,7 +311,7 @@ impl Serving {
                 let _ = self.channel.send(&ToAttached::Told { number, answers }.encode(), &[]);
                 None
             }
-            // It was told when this program took the place of another one.
+            // This message was evaluated when this program took the place of another one.
             FromAttached::Here { .. } => None,
             left @ FromAttached::Left(_) => Some(left),
         }
@@ -319,7 +320,8 @@ impl Serving {
     /// Stops the program's threads for request `number`, if that can be.
     fn halt(&mut self, number: u64) {
         self.go();
-        // The kernel would refuse calls for what is folded.
+        // Before pages are folded, `mremap` must be led to the gate, because the kernel refuses `mremap` of folded
+        // memory.
         self.lead_to_gate();
         let answer = if self.gate.is_none() && self.halts.halt(&self.own) {
             self.halted = Some(Instant::now());
@@ -332,7 +334,7 @@ impl Serving {
         }
     }
 
-    /// Takes in which threads are the agent's. It knows their numbers in its own namespace.
+    /// Records which threads are the agent's. The agent tells their numbers in its own PID namespace.
     fn know_own(&mut self, theirs: Vec<u64>) {
         // A list of threads may lack one while others end. The agent's own list may have some that have ended.
         let is_incomplete = self.own.len() < theirs.len() && self.listed.elapsed() >= LIST_AGAIN;
@@ -347,8 +349,8 @@ impl Serving {
         self.forget_ended();
     }
 
-    /// Drops numbers of the agent's threads that are not the agent's any more. Some of its threads end while the program goes on, and the
-    /// kernel may give their numbers to threads of the program's. Those have other names.
+    /// Drops numbers of threads that are not the agent's any more. Some of the agent's threads end while the program
+    /// goes on, and the kernel may give their numbers to threads of the program. These have other names.
     fn forget_ended(&mut self) {
         let (pid, first) = (self.process.pid, self.thread);
         let is_agents = |number: &u64| {
@@ -393,10 +395,11 @@ impl Serving {
         Ok(End::Gone)
     }
 
-    /// Has the agent's last thread unmap what it stands on, and end.
+    /// Makes the agent's last thread unmap the agent's memory, and end.
     fn clear(&mut self, ranges: &[PageRange]) -> anyhow::Result<()> {
         let pid = self.process.pid;
-        // Frozen threads neither end nor stop. The agent has done its part, and nobody else waits for this one.
+        // Frozen threads neither end nor stop, so this waits until the process is thawed. The agent has left already,
+        // and nobody waits for this program.
         while self.process.is_alive() && host::frozen_group(pid, pid).is_some() {
             self.halts.tend();
             std::thread::sleep(THAW_LOOK);
@@ -411,7 +414,8 @@ impl Serving {
             std::thread::sleep(Duration::from_millis(1));
         }
         let remote = Remote::open(pid)?;
-        // Until its last calls are noted, that thread waits: if this process is killed, another one comes here again.
+        // Until its last calls are noted, the agent's last thread waits. If this process is killed before, a successor
+        // repeats these steps.
         let gate = gate::among(remote.memory(), ranges);
         let led_back = gate.map_or_else(|| Some(Vec::new()), |gate| self.lead_back(remote.memory(), gate, until));
         let is_led_back = led_back.is_some();
@@ -445,9 +449,10 @@ impl Serving {
         Ok(())
     }
 
-    /// The last calls of the agent's, of which these ranges are left: these first.
+    /// The last system calls of the agent's last thread: first those in `first`, then calls that unmap `ranges` and the
+    /// object.
     fn last_orders(&self, first: impl Iterator<Item = Order>, ranges: impl Iterator<Item = PageRange>) -> Vec<Order> {
-        // The kernel would write there when the thread ends.
+        // Else the kernel would write to these addresses when the thread ends.
         let no_words =
             [(libc::SYS_set_tid_address, [0; 6]), (libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])];
         let own = unmapping(self.injected.start, self.injected.end - self.injected.start);

@@ -29,13 +29,14 @@ const LOOK_HOLDS: Duration = Duration::from_micros(200);
 pub struct Stopped {
     tracee: Tracee,
     stop: Option<Stop>,
-    /// When it was asked to stop.
+    /// Time at which the thread was asked to stop.
     asked: Instant,
-    /// The call that it slept in, and how long it had slept by then.
+    /// The call in which the thread slept, the kernel's count of its sleeps, and how long it had slept when asked to
+    /// stop.
     slept: Option<(Call, Rest, Duration)>,
     /// Registers and blocked signals of its own, while it is lent.
     own: Option<Box<Lent>>,
-    /// A thread that it has made since it was taken back.
+    /// A thread that this thread has made since it was taken back.
     made: Option<Pid>,
 }
 
@@ -44,7 +45,7 @@ pub struct Stopped {
 pub enum Asked {
     /// It will stop.
     Stops(Stopped),
-    /// It sleeps in a system call that would not be the same if it was interrupted.
+    /// The thread sleeps in a system call whose effect an interruption would change.
     MustNot,
     /// It has ended.
     Ended,
@@ -55,7 +56,7 @@ pub enum Asked {
 /// # Errors
 /// `EPERM`: it must not be traced, or another process traces it.
 pub fn ask(pid: u32, thread: Pid, clocks: &Clocks, follow: bool) -> Result<Asked, Errno> {
-    // Asking wakes the thread.
+    // The look must come first, because the request wakes the thread.
     let doing = threads::doing(pid, thread);
     if let Doing::Call(call) = doing
         && !call.may_be_stopped()
@@ -109,11 +110,11 @@ impl Stopped {
         Self { tracee, stop: Some(stop), asked: Instant::now(), slept: None, own: own.map(Box::new), made: None }
     }
 
-    /// Lends the stopped thread, which is to have these registers afterwards, also if this process is killed. Threads that it makes
-    /// have its mask.
+    /// Lends the stopped thread. It gets `registers` back afterwards, even if this process is killed. All of its
+    /// signals are blocked meanwhile, and so are those of threads that it makes.
     ///
     /// # Errors
-    /// It has ended, or it cannot be noted what it is to have.
+    /// The thread has ended, or its registers cannot be noted.
     pub fn lend(&mut self, registers: Registers, rescue: Rc<Rescue>) -> std::io::Result<&Tracee> {
         let own = (registers, self.tracee.blocked_signals()?);
         self.own = Some(Box::new(Lent::new(self.tracee.thread(), own, rescue)?));
@@ -121,7 +122,7 @@ impl Stopped {
         Ok(&self.tracee)
     }
 
-    /// Takes the thread back. [`Stopped::look`] says whether it has what is its own.
+    /// Takes the thread back. [`Stopped::look`] says whether it has its own registers again.
     pub fn take_back(&mut self) {
         // It is stopped at the end of a call, mostly.
         let is_stopped = self.tracee.registers().is_ok();
@@ -131,10 +132,10 @@ impl Stopped {
         }
     }
 
-    /// Brings a thread that was lent, and has come to a stop, a step nearer to having its own.
+    /// Takes the next step to give a lent thread, which has come to a stop, its own registers and signal mask back.
     fn give_back(&mut self, own: (Registers, u64), stop: Stop) -> Result<(), Errno> {
         let begins_call = stop == Stop::SystemCall && self.tracee.begins_call();
-        // The kernel is not asked to make a call that is not the program's.
+        // A call that begins here is not the program's, and is cancelled.
         let none = |now| Registers { orig_rax: u64::MAX, ..now };
         let registers = if begins_call { self.tracee.registers().map(none)? } else { own.0 };
         self.tracee.set_registers(&registers)?;
@@ -146,14 +147,14 @@ impl Stopped {
             self.own = None;
             return Ok(());
         }
-        // On the way out of the stop that comes next, the kernel begins an interrupted call again.
+        // The thread has to stop once more: when it leaves that stop, the kernel begins its interrupted call again.
         self.tracee.interrupt()?;
         self.tracee.resume(Resume::Freely, if let Stop::Signal(signal) = stop { signal } else { 0 })?;
         self.stop = None;
         Ok(())
     }
 
-    /// A thread that it has made since it was taken back. Nobody else knows of it.
+    /// Takes the thread that this thread has made since it was taken back. Nobody else knows of that thread.
     pub const fn made(&mut self) -> Option<Pid> {
         self.made.take()
     }
@@ -175,21 +176,21 @@ impl Stopped {
         self.stop == Some(Stop::Asked)
     }
 
-    /// How long it had slept in the call that it was stopped in, when it was asked to stop. Zero if it may have begun that
-    /// later.
+    /// How long the thread had slept in its call when it was asked to stop. Zero if it may have begun that call later.
     fn slept(&self, program: &Program, call: &Call) -> Duration {
         let count = || waited::rest(program.pid, self.tracee.thread()).map(|rest| rest.count);
-        // It has slept on until it was asked if it went to rest only once more, in the stop.
+        // The thread slept in the same call until it was asked if it went to sleep only once since the look, for the
+        // stop itself.
         let slept = self.slept.filter(|(before, rest, _)| before == call && count() == Some(rest.count + 1));
         slept.map(|(.., slept)| slept).unwrap_or_default()
     }
 
-    /// Lets it go on. If it has begun a call again that must be ended or completed from outside, it stays traced.
+    /// Lets the thread go on. If it begins a call again that must be ended or completed from outside, it stays traced.
     pub fn go(mut self, program: &Program) -> Option<Watched> {
         let signal = if let Some(Stop::Signal(signal)) = self.stop { signal } else { 0 };
         let watched = self.tracee.registers().ok().and_then(|registers| self.begin_again(program, registers));
         match watched {
-            // If it cannot be resumed, it has been killed.
+            // If the thread cannot be resumed, it has been killed.
             Some((before, done, end)) => {
                 let how = if self.stop == Some(Stop::Suspended) { Resume::Listening } else { Resume::ToSystemCall };
                 let _ = self.tracee.resume(how, signal);
@@ -203,14 +204,15 @@ impl Stopped {
         }
     }
 
-    /// Mends the answer of the call that it was stopped in. Returns what [`Watched`] has to know, if that is needed.
+    /// Mends the answer of the call in which the thread was stopped. If the thread must be watched, returns its
+    /// registers, the bytes sent so far, and the end of its time.
     fn begin_again(&self, program: &Program, before: Registers) -> Option<(Registers, u64, Option<Instant>)> {
         let call = Call::of(&before)?;
         let again = Registers { rax: mend::AGAIN.cast_unsigned(), ..before };
         match call.mend(before.rax.cast_signed()) {
             Mended::Untouched => None,
             Mended::Again => {
-                // It began to wait no later than it was asked to stop.
+                // The thread began to wait before it was asked to stop.
                 let end =
                     program.limit(&call).map(|limit| self.asked + limit.saturating_sub(self.slept(program, &call)));
                 self.tracee.set_registers(&again).ok()?;
@@ -223,7 +225,7 @@ impl Stopped {
                 }
                 let rest = Registers { rsi: before.rsi + done, rdx: before.rdx - done, ..again };
                 self.tracee.set_registers(&rest).ok()?;
-                // Its time counts from what was sent last.
+                // The socket's time limit counts from the last bytes that were sent.
                 Some((before, done, program.limit(&call).map(|limit| self.asked + limit)))
             }
         }

@@ -41,7 +41,8 @@ pub fn is_there(pid: u32) -> bool {
     first_thread(pid).is_some()
 }
 
-/// Takes over the agent in a process. Says whether that folds all private anonymous memory. `tell`: see [`inject::inject`].
+/// Takes over the agent in a process. Also returns whether the agent folds all private anonymous memory. `tell`: see
+/// [`inject::inject`].
 ///
 /// # Errors
 /// There is no agent, it does not answer, or the process cannot be traced.
@@ -69,7 +70,7 @@ fn reconnect(halts: &mut Halts) -> anyhow::Result<(OwnedFd, Pid, Duration)> {
     let sleeps = |halts: &Halts| {
         let is_restarted = matches!(threads::doing(pid, thread), Doing::Call(call) if call.may_be_stopped());
         ensure!(threads::runs_program(pid, thread), "its agent has ended");
-        // One that has yet to stop, or to be let go, is traced by this process already.
+        // A thread that has yet to stop, or to be let go, is traced by this process already.
         let is_free = halts.others(&[])?.iter().any(|(_, other)| *other == thread);
         Ok((is_restarted && is_free).then_some(thread).into_iter().collect())
     };
@@ -77,7 +78,8 @@ fn reconnect(halts: &mut Halts) -> anyhow::Result<(OwnedFd, Pid, Duration)> {
     Ok((channel, thread, stopped))
 }
 
-/// Makes a channel of the stopped thread's, in the place of the one that has descriptor 0.
+/// Makes the stopped thread create a channel as its descriptor 0, in place of the former one. Returns the channel's
+/// other end.
 fn exchange(remote: &Remote, tracee: &Tracee) -> anyhow::Result<OwnedFd> {
     let place = tracee.registers()?.rsp - UNUSED;
     let call = |number: i64, arguments: [u64; 6]| {
@@ -101,27 +103,28 @@ fn exchange(remote: &Remote, tracee: &Tracee) -> anyhow::Result<OwnedFd> {
     channel
 }
 
-/// The agent's words on itself.
+/// The agent's answers about itself.
 struct Told {
     object: PageRange,
     all_anonymous: bool,
     gate: Option<HostVirt>,
 }
 
-/// Asks the agent where it lies.
+/// Asks the agent where its object and gate lie.
 fn hear(channel: &OwnedFd, halts: &mut Halts) -> anyhow::Result<Told> {
     let channel = Seqpacket::from_stranger(channel.try_clone()?);
     let until = Instant::now() + PATIENCE;
     ensure!(channel.send(&ToAttached::Tell.encode(), &[])?, "the agent reads nothing");
     let (mut frame, mut files, mut gate) = ([0; ATTACH_BYTES], Vec::new(), None);
     loop {
-        // The thread may have been stopped in a call that is looked after.
+        // The agent's thread may have been stopped in a call that has to be ended from outside.
         halts.tend();
         match channel.receive(&mut frame, &mut files)? {
             Received::Closed => bail!("the agent has ended"),
             Received::Nothing => {}
             Received::Frame(bytes) => {
-                // It repeats all that it asks for meanwhile. Closing a file of a stranger's may wait.
+                // Other messages are dropped: the agent repeats what it asks for. Closing a file that another process
+                // has sent may wait.
                 files.drain(..).for_each(|file| drop(host::ForeignFile::from(file)));
                 match FromAttached::decode(&frame[..bytes]) {
                     Some(FromAttached::Gate(place)) => gate = Some(place),

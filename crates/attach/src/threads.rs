@@ -34,8 +34,8 @@ pub fn list(pid: u32) -> io::Result<Vec<Pid>> {
     Ok(entries.filter_map(number).filter_map(Pid::from_raw).collect())
 }
 
-/// Whether a thread runs the program's code. A thread that the kernel made for its own work (`io_uring`, vhost) does
-/// not, and one that ends will not any more.
+/// Whether a thread runs the program's code. Threads that the kernel made for its own work (`io_uring`, vhost) do not,
+/// and threads that are ending will not any more.
 pub fn runs_program(pid: u32, thread: Pid) -> bool {
     let stat = match fs::read_to_string(of(pid, thread, "stat")) {
         Ok(stat) => stat,
@@ -49,7 +49,7 @@ pub fn runs_program(pid: u32, thread: Pid) -> bool {
     !ended && flags.is_some_and(|flags| flags & (EXITING | WORKERS) == 0)
 }
 
-/// Whether a thread has a name of an agent's threads. A program can choose those of its own.
+/// Whether a thread has a name of an agent's thread. A program can give its own threads any name.
 pub fn is_named_as_agents(pid: u32, thread: Pid) -> bool {
     let name = fs::read_to_string(of(pid, thread, "comm")).unwrap_or_default();
     AGENTS.contains(&name.trim_end())

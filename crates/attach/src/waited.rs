@@ -3,7 +3,7 @@
 //! the time that its processor was taken away for.
 //!
 //! The kernel moves threads that have just gone to sleep to other processors, and does not tell. So the clock that is
-//! furthest behind counts. A thread may have slept for longer than is said here, never for less.
+//! furthest behind counts. A thread may have slept for longer than this module says, never for less.
 
 use crate::threads;
 use rustix::process::Pid;
@@ -28,7 +28,7 @@ pub struct Clocks {
 pub struct Rest {
     /// When the thread last ran, by a clock of this module's.
     pub since: Duration,
-    /// How often it had gone to sleep.
+    /// Number of times that the thread had gone to sleep.
     pub count: u64,
 }
 
@@ -63,7 +63,8 @@ fn processors() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|at| set.is_set(*at)).collect()
 }
 
-/// A processor's clock. This thread's own note, made anew by a yield on that processor, tells.
+/// The time by a processor's scheduler clock. This thread reads it from its own `se.exec_start`, which a yield on that
+/// processor renews.
 fn look(processor: usize) -> Option<Duration> {
     let before = sched_getaffinity(None).ok()?;
     let mut there = CpuSet::new();

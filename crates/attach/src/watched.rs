@@ -25,11 +25,11 @@ pub struct Watched {
     tracee: Tracee,
     /// Registers as the program knows them.
     before: Registers,
-    /// Bytes that were written before.
+    /// Bytes that were written before the call was begun again.
     done: u64,
-    /// When its time is over, if it has a limit.
+    /// End of the call's time limit, if it has one.
     end: Option<Instant>,
-    /// Whether it was asked to stop because its time is over.
+    /// Whether the thread was asked to stop because the call's time is over.
     is_ended: bool,
     /// A stop that was not acted on, because the thread is to stand still.
     held: Option<Stop>,
@@ -54,12 +54,12 @@ impl Watched {
         self.tracee.thread()
     }
 
-    /// When it needs attention without an event.
+    /// Time at which the thread needs attention even without an event.
     pub fn due(&self) -> Option<Instant> {
         self.end.filter(|_| !self.is_ended)
     }
 
-    /// Asks it to stop and to stand still. Whether it does is said by [`Watched::stands`].
+    /// Asks the thread to stop and to stand still. [`Watched::stands`] tells whether it does.
     ///
     /// # Errors
     /// It has ended.
@@ -67,7 +67,7 @@ impl Watched {
         self.tracee.interrupt()
     }
 
-    /// Whether it stands still; `None` if it has ended.
+    /// Whether the thread stands still; `None` if it has ended.
     pub fn stands(&mut self) -> Option<bool> {
         if self.held.is_none() {
             match self.tracee.look() {
@@ -79,7 +79,7 @@ impl Watched {
         Some(true)
     }
 
-    /// Acts on what happened to it. Returns it if it is to be watched on.
+    /// Acts on the thread's stop, if there is one. Returns the thread if it must be watched further.
     pub fn tend(mut self, program: &Program) -> Option<Self> {
         loop {
             let Some(stop) = self.held.take().or(self.tracee.look().ok()?) else {
@@ -100,7 +100,7 @@ impl Watched {
         }
     }
 
-    /// `None` if it has ended.
+    /// The thread's way after this stop; `None` if it has ended.
     fn next(&mut self, program: &Program, stop: Stop) -> Option<Next> {
         let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
         match stop {
@@ -108,7 +108,7 @@ impl Watched {
             Stop::Suspended => Some(Next::Traced(Resume::Listening, 0)),
             Stop::Asked | Stop::Other | Stop::Cloned(_) => goes,
             Stop::Signal(signal) if self.done > 0 && program.catches(signal) => {
-                // The handler interrupts the call, which then answers with what was done.
+                // The signal handler interrupts the call, which then answers with the bytes sent so far.
                 let now = self.tracee.registers().ok()?;
                 if mend::is_pending(now.rax.cast_signed()) && self.is_in_call(&now) {
                     self.answer(self.done.cast_signed())?;
@@ -119,7 +119,7 @@ impl Watched {
             Stop::SystemCall => {
                 let now = self.tracee.registers().ok()?;
                 if !self.is_in_call(&now) {
-                    // A signal handler has taken its place.
+                    // The thread is in a signal handler, not in its call.
                     return Some(Next::Free(0));
                 }
                 if self.tracee.begins_call() { goes } else { self.ended(program, now.rax.cast_signed()) }
@@ -131,7 +131,7 @@ impl Watched {
         (now.rip, now.rsp, now.orig_rax) == (self.before.rip, self.before.rsp, self.before.orig_rax)
     }
 
-    /// The call has ended with this answer.
+    /// Decides how the thread goes on after its call has ended with this answer.
     fn ended(&mut self, program: &Program, answer: i64) -> Option<Next> {
         let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
         let call = Call::of(&self.before)?;
@@ -147,17 +147,17 @@ impl Watched {
                 return Some(Next::Free(0));
             }
             Mended::Again => {}
-            // It has sent a part. Its time counts from here.
+            // The call has sent a part. Its time limit counts from here.
             Mended::Rest(more) if !self.is_ended => {
                 let end = program.limit(&call).map(|limit| Instant::now() + limit);
                 (self.done, self.end) = (self.done + more, end);
             }
-            // It was looked after late, and has taken all its time once more.
+            // The thread was looked after too late: the call has used its whole time limit once more.
             Mended::Untouched if call.is_late(answer) => {
                 self.answer(program.late_answer(&call))?;
                 return Some(Next::Free(0));
             }
-            // Its registers are the program's own.
+            // The call was begun again as a whole, so the registers are the program's own.
             _ if self.done == 0 => return Some(Next::Free(0)),
             _ => {
                 let more = if mend::is_error(answer) { 0 } else { answer };
