@@ -1,16 +1,17 @@
-//! Further guests, by the last look of the process that balances memory.
+//! Decides whether further guests fit on this host, by the last look of the process that balances memory.
 
 use super::registry::Registry;
 use api::promise::{Answered, Asked, Fit, NoLook, Promises};
 use cli::journal::By;
 use std::time::{Duration, Instant};
 
-/// Longest wait for another process that has the promises, in which nobody else is heard: 100 ms.
+/// Longest wait for the file of promises, which another process may hold: 100 ms. The supervisor hears nobody
+/// meanwhile.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Decides, and has memory promised.
+/// Decides on a request for memory, and promises the memory if the request wants that.
 pub(crate) fn ask(registry: &mut Registry, asked: &Asked, by: &By) -> Result<Answered, String> {
-    // A promise is a line of the journal.
+    // A promise is written to the journal.
     if asked.hold_s > 0 {
         registry.trail.place(by, Instant::now())?;
     }
@@ -21,7 +22,7 @@ pub(crate) fn ask(registry: &mut Registry, asked: &Asked, by: &By) -> Result<Ans
     promises.ask(look, asked, by).map_err(in_words)
 }
 
-/// The figure of a group.
+/// How many further guests of a group fit.
 pub(crate) fn fit(registry: &mut Registry, group: &str) -> Option<Fit> {
     let dir = registry.place.dir().to_owned();
     api::promise::fit(&dir, registry.looks.fresh(&dir)?, group)

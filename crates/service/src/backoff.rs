@@ -1,11 +1,10 @@
 //! The wait between the end of a child process and its next start.
 //!
-//! The wait doubles with each failure, from 0.1 s to 10 s. A child that ran for a minute was all right, and the wait
-//! begins anew.
+//! The wait doubles with each failure, from 0.1 s to 10 s. After a run of a minute, the wait begins at 0.1 s again.
 
 use std::time::{Duration, Instant};
 
-/// Run time after which a child's end counts as its first failure: 60 s.
+/// Run time from which on a child's end counts as its first failure: 60 s.
 const ALL_RIGHT_AFTER: Duration = Duration::from_secs(60);
 /// First and longest wait: 0.1 s and 10 s.
 const WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -30,7 +29,7 @@ impl Backoff {
         self.wait.is_some()
     }
 
-    /// When the child may be started, if not `now`; that may be in the past.
+    /// Time from which on the child may be started: `now` without a failure. The time may be in the past.
     pub fn start_at(&self, now: Instant) -> Instant {
         self.not_before.unwrap_or(now)
     }

@@ -10,7 +10,7 @@ use toml::Spanned;
 /// Pause between two rounds, in seconds, unless another one is configured.
 const USUAL_EVERY_S: u64 = 5;
 
-/// Memory between guests.
+/// Configuration of the process that balances memory between guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balance {
     /// The policy.
@@ -51,7 +51,7 @@ pub(crate) struct WrittenGuest {
 }
 
 impl WrittenBalance {
-    /// Checks both parts. Guarantees without `[balance]` are of no use, and of no harm.
+    /// Checks both parts. `[[guest]]` parts without `[balance]` are allowed, and have no effect.
     pub(crate) fn check(self, guests: Vec<WrittenGuest>) -> Result<Balance, Wrong> {
         let policy = match self.policy {
             None => balance::policy::NAMES[0].to_owned(),
@@ -87,7 +87,7 @@ impl WrittenBalance {
 }
 
 impl Balance {
-    /// The arguments of `pagefold` for this.
+    /// The command-line arguments of the `pagefold` process that balances memory.
     pub fn arguments(&self) -> Vec<String> {
         let every = self.every_s.to_string();
         let mut words: Vec<String> = [

@@ -7,9 +7,9 @@
 //!   started --> running --it ends, or other arguments are wanted--> waits (backoff.rs) --> started again
 //! ```
 //!
-//! Each asks this service as any client does. Its standard input is a pipe of the supervisor's: when that closes, it
-//! ends. Wherever the one that balances ends, each guest has a size that a plan allowed. Processes that were attached stay
-//! so. Guests that were being parked go on, and those that are parked stay so.
+//! Each command asks this service as any client does. Its standard input is a pipe of the supervisor's: the command
+//! ends when the pipe closes. At whatever point the balancing command ends, each guest has a size that a plan allowed.
+//! Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
 
 use super::backoff::Backoff;
 use super::helper;
@@ -22,7 +22,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The process, or the wish to have one.
+/// A command that is kept running, or that is not wanted at present.
 pub struct Beside {
     place: Place,
     /// Its work, in words.
@@ -35,13 +35,13 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// A process that is not started, for this work. It never is while it is not wanted.
+    /// A command that is not started yet, for this work. It is not started while `arguments` are `None`.
     pub fn new(place: &Place, work: &'static str, arguments: Option<Vec<String>>) -> Self {
         let (since, backoff) = (Instant::now(), Backoff::default());
         Self { place: place.clone(), work, arguments, process: None, since, backoff }
     }
 
-    /// Takes over other arguments. One that runs with the old ones ends, and is started again.
+    /// Takes over other arguments. A command that runs with the old arguments ends, and is started again.
     pub fn set(&mut self, arguments: Option<Vec<String>>) {
         if self.arguments != arguments {
             self.arguments = arguments;
@@ -50,12 +50,12 @@ impl Beside {
         }
     }
 
-    /// When it should be started; `None`: not at all, or it runs.
+    /// Time at which the command should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
         (self.arguments.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))
     }
 
-    /// Starts it, if it is time.
+    /// Starts the command if it is due.
     pub fn start_if_due(&mut self, now: Instant) {
         if self.start_at(now).is_none_or(|at| at > now) {
             return;
@@ -84,7 +84,7 @@ impl Beside {
         Ok((ProcessId::of(child.id())?, word))
     }
 
-    /// Notes that a child of this process has ended, which may be this one.
+    /// Notes that a child of the supervisor has ended, which may be this command.
     pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
         let is_it = |(p, _): &mut (ProcessId, ChildStdin)| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
         if let Some((process, _)) = self.process.take_if(is_it) {
@@ -93,7 +93,7 @@ impl Beside {
         }
     }
 
-    /// Ends it.
+    /// Ends the command.
     pub fn end(&mut self) {
         if let Some((process, _)) = self.process.take() {
             process.terminate();

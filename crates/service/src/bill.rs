@@ -8,8 +8,8 @@
 //!   former, the sum of all workers before                         total = former + current
 //! ```
 //!
-//! A worker that is killed takes along what it has counted since its last report: 10 s at most. Its processor time is
-//! read once more when it has ended, unless it was the child of an earlier supervisor.
+//! When a worker is killed, its counts since its last report are lost: 10 s at most. Its processor time is read once
+//! more when it has ended, unless it was the child of an earlier supervisor.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -40,8 +40,8 @@ impl Account {
         before.is_none_or(|before| before != self.current)
     }
 
-    /// Reads the processor time of the worker if it has ended and was not collected. Returns whether that changed
-    /// anything.
+    /// Reads the processor time of the worker if it has ended and was not waited for yet. Returns whether the bill has
+    /// changed.
     pub fn look_at_ended(&mut self) -> bool {
         let Some(worker) = self.worker else { return false };
         let stat = ProcessStat::read(worker.pid).ok().filter(|stat| stat.start_ticks == worker.start_ticks);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Time between two questions of one who connected at everybody's socket: 100 ms.
+/// Least time between two questions of a client at the socket for everybody: 100 ms.
 const BETWEEN: Duration = Duration::from_millis(100);
 
 /// A process that asks, and its connection.
@@ -18,36 +18,36 @@ pub struct Client {
     pub socket: Seqpacket,
     /// The process, and its user.
     pub peer: PeerProcess,
-    /// The user to whose own socket it connected; `None`: to everybody's.
+    /// The user to whose own socket the client connected; `None`: to the socket for everybody.
     pub entrance: Option<u32>,
-    /// When it was last heard.
+    /// Time of the client's last question.
     pub since: Instant,
-    /// It is not heard before.
+    /// Time before which the client is not heard.
     pub next: Instant,
     waiting: VecDeque<Vec<u8>>,
-    /// The report that it waits for.
+    /// The report for which the client waits.
     pub wants: Option<Waits>,
-    /// Whether its connection is over.
+    /// Whether the client's connection is over.
     pub done: bool,
 }
 
-/// The group's worker's report, or answer, that a client waits for, by its number.
+/// The report or answer of a group's worker for which a client waits, by its number.
 pub struct Waits {
     /// The group.
     pub group: String,
     /// The number.
     pub report: u64,
-    /// Its purpose.
+    /// The purpose of the report.
     pub wants: Wants,
 }
 
 /// The purpose for which a client waits for a report.
 pub enum Wants {
-    /// To show it.
+    /// To show the report to the client.
     Show,
-    /// To check that there is memory to unfold into, for whoever wants it.
+    /// To check that there is memory for unfolding, before this change is made for this user.
     Unfold(Change, By),
-    /// None: it waits for the answer to the question of that number.
+    /// The client waits for no report, but for the answer to the question of this number.
     Why,
 }
 
@@ -55,14 +55,14 @@ impl Client {
     /// The client at the other end of `socket`.
     ///
     /// # Errors
-    /// It has ended already.
+    /// The client has ended already.
     pub fn new(socket: Seqpacket, entrance: Option<u32>) -> io::Result<Self> {
         let peer = PeerProcess::of(&socket)?;
         let now = Instant::now();
         Ok(Self { socket, peer, entrance, since: now, next: now, waiting: VecDeque::new(), wants: None, done: false })
     }
 
-    /// Notes that it has asked.
+    /// Notes that the client has asked.
     pub fn heard(&mut self) {
         self.since = Instant::now();
         if self.entrance.is_none() {
@@ -70,14 +70,14 @@ impl Client {
         }
     }
 
-    /// Answers, as soon as it reads.
+    /// Queues an answer, which is sent as soon as the client reads.
     pub fn answer(&mut self, answer: &Answer) {
         self.waiting.push_back(ask::encode(answer));
         self.flush();
     }
 
-    /// The event of its socket that comes next, if any does. It asks nothing while it has answers to read: so what waits for it is the
-    /// answer to one question.
+    /// The event for which the client's socket is polled, if it is. No question is read while answers wait to be read,
+    /// so at most the answer to one question waits.
     pub fn awaited(&self, now: Instant) -> Option<PollFlags> {
         match (&self.wants, self.waiting.is_empty()) {
             (Some(_), true) => None,
@@ -87,7 +87,7 @@ impl Client {
         }
     }
 
-    /// Sends waiting answers, as far as they are read.
+    /// Sends waiting answers, as far as the client reads them.
     pub fn flush(&mut self) {
         while let Some(frame) = self.waiting.front() {
             match self.socket.send(frame, &[]) {

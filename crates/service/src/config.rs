@@ -2,7 +2,8 @@
 //!
 //! `docs/pagefold.toml` is an annotated example with every key, which a test reads.
 //!
-//! A rule must name a user or a control group: any user may run any program, with whatever library loaded into it.
+//! A rule must name a user or a control group. A program's path alone proves nothing: any user may run any program,
+//! with any library loaded into it.
 
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::enrol_config::{MOST_RULES, WrittenEnrol};
@@ -39,7 +40,7 @@ const USUAL_GROUP: &str = "pagefold";
 /// The configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// The file that it was read from.
+    /// The file from which the configuration was read.
     pub file: Option<PathBuf>,
     /// The service's directory; `None`: the usual one of its user.
     pub dir: Option<PathBuf>,
@@ -47,7 +48,7 @@ pub struct Config {
     pub without_prover: bool,
     /// Whether everything on this host trusts everything, so that ksmd may merge members.
     pub one_trust_domain: bool,
-    /// Bytes of memory that unfolding leaves for other programs; `None`: a part of the host's.
+    /// Bytes of memory that unfolding leaves for other programs; `None`: a part of the host's memory.
     pub reserve: Option<u64>,
     /// Users for workers of root's service.
     pub worker_uids: Option<Range<u32>>,
@@ -57,7 +58,7 @@ pub struct Config {
     pub balance: Option<Balance>,
     /// Guests that are parked when they are idle; `None`: none is.
     pub park: Option<Park>,
-    /// Parts `[[guest]]` that have no effect, since there is no `[balance]`.
+    /// Number of `[[guest]]` parts that have no effect, because there is no `[balance]`.
     pub vain_guarantees: usize,
     /// Sketches of guests' contents; `None`: there are none.
     pub sketch: Option<Sketch>,
@@ -98,11 +99,11 @@ pub struct GroupConfig {
 /// A rule for processes that belong to a group: every property that is given must fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessRule {
-    /// User whose rights it had when it connected.
+    /// Effective user of the process when it connected.
     pub uid: Option<u32>,
-    /// One of its control groups.
+    /// Pattern for one of the process's control groups.
     pub cgroup: Option<Glob>,
-    /// The path of its program.
+    /// Pattern for the path of the process's program.
     pub program: Option<Glob>,
 }
 
@@ -207,7 +208,7 @@ impl FromStr for Bytes {
 pub(crate) struct Wrong(pub usize, pub String);
 
 impl Config {
-    /// Reads a file, and that with the tokens if it names one.
+    /// Reads a configuration file, and the file with tokens if the configuration names one.
     ///
     /// # Errors
     /// One cannot be read, or is not valid: file, line and key are named.
@@ -274,7 +275,7 @@ impl Config {
     }
 }
 
-/// Users that workers may have, from this one on.
+/// Users for workers: the range that begins with this one.
 fn worker_uids(base: &Spanned<u32>) -> Result<Range<u32>, Wrong> {
     match *base.get_ref() {
         first if (100..1 << 31).contains(&first) => Ok(first..first + WORKER_UIDS.len() as u32),
@@ -343,7 +344,8 @@ impl WrittenApi {
     }
 }
 
-/// A path, unless it or sockets with names of so many bytes in it have longer ones than the kernel takes.
+/// A path, unless a socket there would have a longer path than the kernel takes. `name_bytes` is the length of the
+/// longest socket name to be appended.
 fn for_sockets(path: Spanned<PathBuf>, name_bytes: usize) -> Result<PathBuf, Wrong> {
     let bytes = path.get_ref().as_os_str().len() + name_bytes;
     if bytes > LONGEST_SOCKET_PATH {
@@ -387,12 +389,12 @@ impl WrittenGroup {
 }
 
 impl ProcessRule {
-    /// Whether processes of this user may fit.
+    /// Whether the rule may fit processes of this user.
     pub fn is_for(&self, uid: u32) -> bool {
         self.uid.is_none_or(|wanted| wanted == uid)
     }
 
-    /// Whether a process of this user fits.
+    /// Whether the rule fits this process of this user.
     pub fn fits(&self, uid: u32, process: &host::Process) -> bool {
         let program = || process.exe.as_ref().and_then(|exe| exe.to_str()).unwrap_or_default().to_owned();
         self.is_for(uid)

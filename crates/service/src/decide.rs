@@ -26,11 +26,11 @@ const MOST_GENERATIONS: usize = 8;
 
 /// The member that a process is, or becomes.
 ///
-/// Its registration counts first, then the member that forked it, otherwise the groups' rules. If the rules of two groups
-/// fit, it gets neither.
+/// Its registration counts first, then the member that forked it, otherwise the groups' rules. If the rules of two
+/// groups fit, the process gets neither.
 ///
 /// # Errors
-/// It belongs to no group, for this reason.
+/// The process belongs to no group, for this reason.
 pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Group>) -> Result<MemberLine, String> {
     if let Some(member) = state.find(peer.id) {
         if member.family.is_some() && !peer.id.stat().is_some_and(|stat| stat.forked) {
@@ -42,12 +42,13 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         return Ok(member.clone());
     }
     let pid = peer.id.pid;
-    // A stranger may connect all the time, and to look at a process takes tens of system calls.
+    // A look at the process takes tens of system calls, and a stranger may connect all the time. So it is made only if
+    // a rule can fit the user.
     let mut rules = groups.values().flat_map(|group| &group.config.processes);
     if !rules.any(|rule| rule.is_for(peer.uid)) && peer.id.stat().is_some_and(|stat| !stat.forked) {
         return Err(unknown(peer));
     }
-    // Nothing is read that the process could keep this thread waiting for.
+    // Only files are read for which the process cannot make this thread wait.
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.start_ticks != peer.id.start_ticks {
         return Err(format!("process {pid} has ended"));
@@ -87,10 +88,10 @@ fn unknown(peer: &PeerProcess) -> String {
     format!("process {pid} of user {uid} was not started by `pagefold run`, and no rule fits it")
 }
 
-/// The family of a process that is to be attached to a group: that of the member which forked it; `None` if none did.
+/// The family of a process that is to be attached to a group: the family of its forker; `None` if no member forked it.
 ///
 /// # Errors
-/// It cannot be a member of that group, for this reason.
+/// The process cannot be a member of that group, for this reason.
 pub fn family_of(
     process: ProcessId,
     group: &str,
@@ -112,7 +113,7 @@ pub fn family_of(
 /// The family of a member's children.
 ///
 /// # Errors
-/// There are too many.
+/// The member has too many children that are members.
 fn check_siblings(parent: &MemberLine, state: &State) -> Result<String, String> {
     let family = parent.family.clone().unwrap_or_else(|| parent.identity.name.clone());
     let is_sibling = |m: &&MemberLine| m.group == parent.group && m.family.as_ref() == Some(&family);
@@ -147,10 +148,10 @@ fn child_of(
 
 /// The member that has forked a process, by itself or by forked children in between.
 ///
-/// A process cannot choose its parent, nor whether it counts as forked. When its parent ends, the kernel gives it another
-/// one, which may be a member too (a subreaper, `prctl(2)`). Programs that this one has executed could then pass for its
-/// forked children. So their layout in memory is compared. The kernel has drawn it by lot when the member's program was
-/// executed, and only forks of that have it.
+/// A process cannot choose its parent, nor whether it counts as forked. When its parent ends, the kernel gives it
+/// another one, which may be a member too (a subreaper, `prctl(2)`). Other programs below this subreaper could then
+/// pass for its forked children. So the layouts in memory are compared. The kernel drew the member's layout at random
+/// when the member's program was executed, and only forks of that program have it.
 fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Option<M> {
     let layout = process.stat()?.layout?;
     let is_fork = |stat: &ProcessStat| stat.forked && stat.layout == Some(layout);
@@ -159,7 +160,8 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
         let stat = child.stat().filter(is_fork)?;
         let parent = ProcessId::of(stat.parent).ok()?;
         let parents = parent.stat().filter(|stat| stat.layout == Some(layout))?;
-        // The child's parent is the one that was looked at, and not another process with the same pid, if it still is.
+        // The parent is looked up again. If it is unchanged, the process that was looked at is the parent, and not
+        // another one with its pid.
         child.stat().filter(|now| now.parent == stat.parent)?;
         if let Some(member) = member(parent) {
             return Some(member);
@@ -172,10 +174,11 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
     None
 }
 
-/// Refuses a process that maps another pool than its group's. It is the child of a member there, and would bring that
-/// group's pages along. The group of another service may have the same name, so the file counts too.
+/// Refuses a process that maps the pool of another group. Such a process was forked by a member of that group, and
+/// would bring that group's pages along. A group of another service may have the same name, so the pool's file is
+/// compared, too.
 fn check_no_other_pool(pid: u32, group: &str, groups: &BTreeMap<String, Group>) -> Result<(), String> {
-    // Mappings cannot be read of another user's process, which a supervisor without rights has no member of.
+    // A supervisor without rights cannot read the mappings of another user's process, and has no such member.
     let mappings = match Mapping::list(pid) {
         Err(e) if e.is_denied() => Vec::new(),
         read => read.map_err(|e| format!("the mappings of process {pid} cannot be read: {e}"))?,

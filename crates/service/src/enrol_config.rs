@@ -73,7 +73,7 @@ fn pattern(text: Spanned<String>) -> Result<String, Wrong> {
     Ok(text.into_inner())
 }
 
-/// A pattern for a control group: one for each part of its path.
+/// Checks a pattern for a control group, part by part of its path.
 fn path(text: Spanned<String>) -> Result<String, Wrong> {
     let parts = text.get_ref().strip_prefix('/').map(|parts| parts.trim_end_matches('/').split('/'));
     let is_valid = parts.is_some_and(|mut parts| parts.all(|part| part.parse::<Glob>().is_ok()));

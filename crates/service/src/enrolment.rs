@@ -1,6 +1,7 @@
 //! The service's part in enrolling running processes by rules. Another process looks for them and attaches them
-//! (`pagefold enrol apply`). This one tells it the rules, decides on each membership, and keeps what it tells of processes
-//! that a rule fits in vain. Programs beside attached processes tell of their children.
+//! (`pagefold enrol apply`). The supervisor tells that process the rules, decides on each membership, and keeps the
+//! reasons why processes that a rule fits were not attached. `pagefold-attach` beside an attached process reports the
+//! children of that process.
 //!
 //! ```text
 //!   pagefold enrol apply --Rules, reasons--> supervisor        every 2 s, on the control socket
@@ -16,9 +17,9 @@ use host::ProcessId;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time without a question for the rules after which nobody enrols: 15 s.
+/// Time without a question for the rules after which the service reports that rules are not carried out: 15 s.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Most reasons in the log for each report.
+/// Most reasons that are logged of each report.
 const MOST_NOTES: usize = 10;
 
 /// The state of enrolling.
@@ -27,12 +28,12 @@ pub struct Enrolment {
     not_attached: Vec<NotAttached>,
     /// Forked children that are no members, by their parent.
     children: HashMap<ProcessId, (Instant, Vec<NotAttached>)>,
-    /// When the rules were last asked for, or first wanted.
+    /// Time of the last question for the rules, or since which there are rules.
     heard: Option<Instant>,
 }
 
 impl Enrolment {
-    /// Notes that the rules were asked for, and what was told.
+    /// Notes that the rules were asked for, and the reasons that came along.
     pub fn heard(&mut self, told: Option<Vec<NotAttached>>, now: Instant) {
         self.heard = Some(now);
         let Some(mut told) = told else { return };
@@ -45,7 +46,8 @@ impl Enrolment {
         self.not_attached = told;
     }
 
-    /// Notes which children of a member are no members. Their group and family are the member's, whatever was told.
+    /// Notes which children of a member are no members. Their group and family are set to the member's: the report is
+    /// not trusted in that.
     pub fn heard_of_children(&mut self, parent: &MemberLine, mut told: Vec<NotAttached>, now: Instant) {
         let id = ProcessId { pid: parent.identity.pid, start_ticks: parent.identity.started };
         let family = parent.family.as_ref().unwrap_or(&parent.identity.name);
@@ -62,7 +64,8 @@ impl Enrolment {
         }
     }
 
-    /// Processes of a group's that are not attached. Those are forgotten whose parent is no member any more.
+    /// Processes that belong to a group by a rule or their parent, and are not attached. Children whose parent is no
+    /// member any more are forgotten.
     pub fn of_group(&mut self, group: &str, is_member: impl Fn(ProcessId) -> bool, now: Instant) -> Vec<NotAttached> {
         self.children.retain(|parent, _| is_member(*parent));
         let left = |one: &NotAttached, heard: Instant| NotAttached {
@@ -74,7 +77,7 @@ impl Enrolment {
         all.take(MOST_NOT_ATTACHED.0).collect()
     }
 
-    /// Whether nobody carries out rules that there are. Called once a second.
+    /// Whether there are rules and nobody carries them out. Called once a second.
     pub fn is_idle(&mut self, has_rules: bool, now: Instant) -> bool {
         if !has_rules {
             (self.heard, self.not_attached) = (None, Vec::new());

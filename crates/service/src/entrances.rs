@@ -1,12 +1,12 @@
-//! The sockets of a service: everybody's, and those that one user alone may connect to (`host::own_socket`).
+//! The sockets of a service: one for everybody, and sockets to which one user alone may connect (`host::own_socket`).
 //!
 //! ```text
 //!   agents, the command line ... --> own socket of their user --+-- few connections at a time, then the next socket's turn
 //!   strangers, first connections --> everybody's ---------------+       (none is waited for while its pace, or its places, are used up)
 //! ```
 //!
-//! Root has sockets of its own, the users of groups have, and those with members. They stand in
-//! no queue with strangers, and the supervisor spends a bounded part of its time on these.
+//! Root, the users of groups, and users with members have sockets of their own. They do not queue behind strangers, and
+//! the supervisor spends a bounded part of its time on strangers.
 
 use anyhow::Context;
 use api::place::{Place, own_uid};
@@ -20,7 +20,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Connections that are accepted at a socket in 50 ms: at everybody's, and at a user's own.
+/// Most connections that are accepted at a socket in 50 ms: at the socket for everybody, and at a user's own.
 const PACE: (usize, usize) = (4, 128);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -36,11 +36,11 @@ pub enum To {
     Control,
     /// Connections are handed on there.
     Hand,
-    /// Members ask the prover there. At everybody's, the prover itself listens.
+    /// Members ask the prover there. At the socket for everybody, the prover itself listens.
     Prover,
 }
 
-/// A socket, by its purpose, and the user whose own it is. `None`: everybody's.
+/// A socket, by its purpose and the user who alone may connect. `None`: everybody may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entrance {
     /// The user.
@@ -63,7 +63,7 @@ pub struct Entrances {
     open: BTreeMap<Entrance, Open>,
     /// Users whose sockets could not be made.
     without: BTreeSet<u32>,
-    /// Nothing is accepted before.
+    /// Time before which no connection is accepted; `None`: at once.
     accept_after: Option<Instant>,
 }
 
@@ -79,7 +79,8 @@ impl Entrance {
         }
     }
 
-    /// The user who alone may connect there. At sockets of a service that is not root's, that is the service's own.
+    /// The user who alone may connect there. For all sockets of a service that is not root's, it is the service's own
+    /// user.
     pub fn whose(self) -> Option<u32> {
         self.user.or_else(|| Some(own_uid()).filter(|own| *own != 0))
     }
@@ -100,7 +101,7 @@ impl Entrance {
 }
 
 impl Entrances {
-    /// Listens for everybody. Sockets of an earlier supervisor go.
+    /// Listens at the sockets for everybody. Sockets of an earlier supervisor are removed.
     ///
     /// # Errors
     /// Sockets cannot be made at the place.
@@ -128,8 +129,8 @@ impl Entrances {
         Ok(())
     }
 
-    /// Has sockets of their own for these users and for those with members, and for nobody else. Where there is a prover, they have one
-    /// to it, and so have these others. Only root's service has any, since nobody but their user may connect to those of others.
+    /// Makes sockets for each of `users` and each of `members` (users with members), and removes all others. If
+    /// `prover` is given, the users in it get a socket to the prover. Only root's service has sockets for single users.
     pub fn set(&mut self, users: BTreeSet<u32>, members: &BTreeSet<u32>, prover: Option<&BTreeSet<u32>>) {
         if own_uid() != 0 {
             return;
@@ -167,12 +168,12 @@ impl Entrances {
     fn close(&mut self, entrance: Entrance) {
         if let Some(open) = self.open.remove(&entrance) {
             let _ = fs::remove_file(open.listener.path());
-            // It goes with the last of them.
+            // The user's directory goes with the last socket in it.
             let _ = open.listener.path().parent().map(fs::remove_dir).filter(|_| entrance.user.is_some());
         }
     }
 
-    /// The sockets that may be accepted from, of which `has_room` says that there is a place.
+    /// The sockets at which a connection may be accepted now, as far as `has_room` says that there is a place.
     pub fn sockets(&self, now: Instant, has_room: impl Fn(Entrance) -> bool) -> impl Iterator<Item = PollFd<'_>> {
         let is_awaited = move |entrance: Entrance, open: &Open| open.pace.due(now).is_none() && has_room(entrance);
         let waits = self.accept_after.is_some_and(|after| after > now);
@@ -180,7 +181,7 @@ impl Entrances {
         awaited.map(|(_, open)| PollFd::new(&open.listener, PollFlags::IN))
     }
 
-    /// The moment from which on more may be accepted than now.
+    /// The next time at which more connections may be accepted than now.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.open
             .values()
@@ -189,12 +190,12 @@ impl Entrances {
             .min()
     }
 
-    /// All of them.
+    /// All entrances.
     pub fn all(&self) -> Vec<Entrance> {
         self.open.keys().copied().collect()
     }
 
-    /// The next connection at one of them, if one waits and its pace is not used up.
+    /// Accepts a connection at an entrance, if one waits and the entrance's pace is not used up.
     pub fn accept(&mut self, entrance: Entrance, now: Instant) -> Option<Seqpacket> {
         if self.accept_after.is_some_and(|after| after > now) {
             return None;
@@ -212,7 +213,7 @@ impl Entrances {
         })
     }
 
-    /// Removes all.
+    /// Removes all sockets.
     pub fn end(mut self) {
         self.all().into_iter().for_each(|entrance| self.close(entrance));
         let _ = fs::remove_dir(self.place.dir().join(USERS));

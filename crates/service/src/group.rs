@@ -26,7 +26,8 @@ use rustix::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Longest silence of a worker that owes an answer: 15 s where a signal has stopped it, 60 s otherwise. Another one takes its place then.
+/// Longest silence of a worker that owes an answer: 15 s if a signal has stopped it, 60 s otherwise. After that,
+/// another worker takes its place.
 const STILL: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(60)];
 /// Most members' sockets that may wait for a worker.
 const MOST_WAITING: usize = 1024;
@@ -35,36 +36,37 @@ const MOST_WAITING: usize = 1024;
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// Its part of the configuration.
+    /// The group's part of the configuration.
     pub config: GroupConfig,
-    /// Whether the configuration still names it. If not, `config` is what it last was.
+    /// Whether the configuration still names the group. If not, `config` is its last part.
     pub is_configured: bool,
     /// Settings that were changed on the fly.
     pub change: Change,
-    /// Its worker.
+    /// The group's worker.
     pub worker: Option<Worker>,
-    /// Most bytes of its pool by its members' memory limits, where these bound it.
+    /// Most bytes of the group's pool by its members' memory limits; `None` if these do not bound it.
     bound: Option<u64>,
-    /// Pages a second in place of its scan rate, and the end of that.
+    /// Pages a second that replace the group's scan rate for a while, and the end of that time.
     pressed: Option<(u32, Instant)>,
-    /// Since when it has had no member.
+    /// Time since which the group has had no member.
     pub idle_since: Option<Instant>,
     /// The pool's files for a successor.
     pub segments: Segments,
     waiting: Vec<(Identity, Rc<Seqpacket>)>,
     backoff: Backoff,
-    /// Reports that its workers were asked for, and those that have come or never will.
+    /// Number of reports that the group's workers were asked for. `answered` is the number of those that have come or
+    /// never will.
     asked: u64,
     answered: u64,
-    /// Since when its worker has owed an answer, and has not said a word.
+    /// Time since which the worker has owed an answer, and has sent nothing.
     owes_since: Option<Instant>,
-    /// Questions that its workers were asked ([`Order::Why`]).
+    /// Number of questions that the group's workers were asked ([`Order::Why`]).
     questions: u64,
 }
 
 /// A worker's news, as far as it concerns the rest of the service.
 pub enum Heard {
-    /// The worker has these members already.
+    /// The worker reports that it has these members already.
     Members(Vec<Identity>),
     /// The report of this worker.
     Report(ProcessId, Box<GroupReport>),
@@ -72,7 +74,7 @@ pub enum Heard {
     Needs(Needs),
     /// The answer to the question of this number.
     Because(u64, Vec<u8>),
-    /// Nothing of concern.
+    /// Nothing that concerns the rest of the service.
     Nothing,
     /// The worker has ended; its control group is left to be removed.
     Ended(Option<CgroupHome>),
@@ -123,7 +125,7 @@ impl Group {
         Settings { scan_rate, pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..settings }
     }
 
-    /// Gives it another pace than its settings have, until then, or ends that.
+    /// Sets pages a second that replace the group's scan rate until the given time; `None` ends that.
     pub fn pace(&mut self, pressed: Option<(u32, Instant)>) {
         let before = self.pressure_scan_rate();
         self.pressed = pressed;
@@ -137,14 +139,15 @@ impl Group {
         self.order_settings();
     }
 
-    /// Ends a pace whose time is over.
+    /// Ends the replacement of the scan rate if its time is over.
     pub fn end_pace(&mut self, now: Instant) {
         if self.pressed.is_some_and(|(_, end)| end <= now) {
             self.pace(None);
         }
     }
 
-    /// Bounds its pool by its members' memory limits, or no more, and tells the worker.
+    /// Bounds the group's pool to this many bytes, by its members' memory limits, and tells the worker. `None`: no
+    /// bound.
     pub fn bound_pool(&mut self, bound: Option<u64>) {
         let before = self.pool_limit();
         self.bound = bound;
@@ -197,8 +200,8 @@ impl Group {
         }
     }
 
-    /// Has the worker end the connection of a process that is to be a member no longer. `false` if it cannot be told at
-    /// the moment.
+    /// Orders the worker to end the connection of a process that is to be a member no longer. Returns `false` if the
+    /// worker cannot be told at the moment.
     pub fn dismiss(&mut self, identity: Identity) -> bool {
         self.waiting.retain(|(waiting, _)| (waiting.pid, waiting.started) != (identity.pid, identity.started));
         match &mut self.worker {
@@ -207,13 +210,14 @@ impl Group {
         }
     }
 
-    /// Has the agent of a member end, and its process go on. `false` if there is no worker that can tell it.
+    /// Orders the worker to make a member's agent leave its process, which goes on. Returns `false` if there is no
+    /// worker that can be told.
     pub fn take_out(&mut self, identity: Identity) -> bool {
         let worker = self.worker.as_mut().filter(|worker| worker.heard);
         worker.is_some_and(|worker| worker.send(&Order::Leave(identity), vec![]))
     }
 
-    /// When the worker should be started, if not `now`; `None`: not at all, or it runs.
+    /// Time from which on the worker should be started; `None`: it is not needed, or runs.
     pub fn start_at(&self, members: usize, now: Instant) -> Option<Instant> {
         let wanted = !self.waiting.is_empty() || (self.backoff.has_failed() && members > 0);
         (self.worker.is_none() && wanted).then(|| self.backoff.start_at(now))
@@ -265,8 +269,8 @@ impl Group {
         }
     }
 
-    /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker. One that has orders
-    /// to read is not asked: the question is long, and any user of the group may ask.
+    /// Asks the worker why pages are not folded, and returns the question's number; `None` where there is no worker. A
+    /// worker that has unread orders is not asked, because the question is long, and any user of the group may ask.
     pub fn ask_why(&mut self, pid: u32, pages: Vec<(u64, u16)>) -> Option<u64> {
         let question = self.questions.saturating_add(1);
         let worker = self.worker.as_mut().filter(|w| w.heard && !w.has_waiting())?;
@@ -325,19 +329,20 @@ impl Group {
         let Some(worker) = &mut self.worker else { return Heard::Nothing };
         let is_first = !std::mem::replace(&mut worker.heard, true);
         if begun && is_first {
-            // A worker that an earlier supervisor started names all that it has.
+            // A worker that an earlier supervisor started names all of its segments.
             self.segments.replace(segments.into_iter().zip(files));
         }
         if begun {
             worker.send(&Order::Set(settings), vec![]);
         } else {
-            // One message carries no more files. There are more segments only after as many workers have died.
+            // One message carries no more files. There are more segments only after many workers have died.
             let kept = self.segments.iter().rev().take(MOST_FDS);
             let (segments, files) = kept.map(|(info, file)| (*info, Rc::clone(file) as Rc<dyn AsFd>)).unzip();
             worker.send(&Order::Take { settings, segments }, files);
         }
         if begun {
-            // Those that were loaded while this worker was not heard. It knows the others, and does nothing about them.
+            // The worker is told of all loaded templates, because some may have been loaded while it was not heard. It
+            // ignores those that it knows.
             for (_, (info, file)) in self.segments.templates() {
                 worker.send(&Order::Load(*info), vec![Rc::clone(file) as Rc<dyn AsFd>]);
             }
@@ -369,7 +374,7 @@ impl Group {
             _ => format!("is ended: {why}"),
         };
         note!("group {}: the worker, process {}, {why}", self.name, worker.process.pid);
-        // If only the connection broke, the process still runs.
+        // The process still runs if only the connection broke.
         worker.process.kill();
         self.backoff.failed(worker.since.elapsed(), Instant::now());
         self.answered = self.asked;
@@ -390,7 +395,7 @@ impl Group {
     }
 }
 
-/// Why a worker that has owed an answer for this time stands still; `None` if it may be late only.
+/// Why a worker counts as standing still that has owed an answer for `time`; `None` if it may only be late.
 fn why_still(time: Duration, is_stopped: bool) -> Option<&'static str> {
     let (most, why) = if is_stopped { (STILL[0], "a signal has stopped it") } else { (STILL[1], "it answers nothing") };
     (time > most).then_some(why)

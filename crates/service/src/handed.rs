@@ -11,19 +11,19 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time for one that connects to hand something on: 2 s.
+/// Time for a client that has connected to hand something on: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Places at a user's own socket for those that have connected, and have handed on nothing.
+/// Places at a user's own socket for clients that have connected, and have handed on nothing yet.
 const OWN_PLACES: usize = 128;
-/// Places for those at everybody's socket: each user has 8.
+/// Places for such clients at the socket for everybody: each user has 8.
 const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
-/// One that has connected, and has handed on nothing.
+/// A client that has connected, and has handed on nothing yet.
 #[derive(Debug)]
 struct Silent {
     socket: Seqpacket,
     uid: u32,
-    /// The user to whose own socket it connected; `None`: to everybody's.
+    /// The user to whose own socket the client connected; `None`: to the socket for everybody.
     entrance: Option<u32>,
     since: Instant,
 }
@@ -44,7 +44,7 @@ pub struct AboutTemplates {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Handed {
-    /// Those that have connected, and have handed on nothing.
+    /// Clients that have connected, and have handed on nothing yet.
     silent: Vec<Silent>,
     /// The agent's object.
     object: Option<OwnedFd>,
@@ -56,7 +56,8 @@ impl Handed {
         self.silent.iter().map(|silent| PollFd::new(&silent.socket, PollFlags::IN))
     }
 
-    /// Whether another connection to this user's own socket would have a place. At everybody's, those without a place are hung up on.
+    /// Whether another connection to this user's own socket would have a place. At the socket for everybody (`None`),
+    /// connections are always accepted, and closed if they get no place.
     pub fn has_room(&self, entrance: Option<u32>) -> bool {
         entrance.is_none() || self.at(entrance).count() < OWN_PLACES
     }
@@ -65,8 +66,8 @@ impl Handed {
         self.silent.iter().filter(move |silent| silent.entrance == entrance)
     }
 
-    /// Gives one that has connected to this user's own socket a place, or to everybody's: there, each user has few. Others are hung up on,
-    /// and try again.
+    /// Gives a new connection a place, at this user's own socket or at the socket for everybody, where each user has
+    /// few places. A connection without a place is closed, and the client tries again.
     pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
         let Ok(uid) = Peer::user_of(&socket) else { return };
         let fits = || PLACES.have_room(uid, &BTreeSet::new(), self.at(None).map(|silent| silent.uid));

@@ -1,7 +1,7 @@
 //! Programs that are started beside workers: the prover, the web side, and the one that attaches.
 //!
-//! Each tells its version, its commit and its kind of build. One that belongs to another Pagefold is not started: what both sides say to
-//! each other may mean something else there.
+//! Each helper tells its version, its commit and its kind of build. A helper of another build is not started, because
+//! messages between the two could have another meaning.
 
 use rustix::process::WaitStatus;
 use std::io;
@@ -21,7 +21,7 @@ pub fn end_in_words(status: WaitStatus) -> String {
 /// The path of a helper that belongs to this program.
 ///
 /// # Errors
-/// It is not there (`NotFound`), or belongs to another Pagefold.
+/// The helper is not there (`NotFound`), or is of another build.
 pub fn program(name: &str) -> io::Result<PathBuf> {
     let path = find(name)?;
     let told = version_of(&path)?;
@@ -42,11 +42,11 @@ fn version_of(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The path of a helper, or of a file of its kind. It lies beside this program, as where both were built, or in `../lib/pagefold`
-/// from there, as in a package.
+/// The path of a helper, or of another file that is installed with this program. The file lies beside this program (as
+/// built), or in `../lib/pagefold` relative to it (as packaged).
 ///
 /// # Errors
-/// It is in neither place (`NotFound`), or the place of this program is not known.
+/// The file is in neither place (`NotFound`), or the path of this program is not known.
 pub fn find(name: &str) -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let beside = own.with_file_name(name);

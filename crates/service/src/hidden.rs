@@ -5,8 +5,8 @@
 //!   agent's connection to the prover --------> supervisor --connection + pagemap--> prover
 //! ```
 //!
-//! The prover takes no process's word for what it may look at. It opens the pagemap of a process by itself if the kernel shows
-//! that to the process's user ([`host::PeerPages`]). The pagemap of a hidden member is opened here, by the kernel's facts:
+//! The prover opens the pagemap of a process only if the kernel shows that to the process's own user
+//! ([`host::PeerPages`]). The pagemap of a hidden member is opened here, by the kernel's facts:
 //!
 //! | fact | so |
 //! |---|---|
@@ -14,8 +14,9 @@
 //! | its user is the one that made the connection | its end was not left behind by another program of that process |
 //! | it is hidden because it gave up root's rights ([`Visibility`]) | it is no privileged program, nor one that asks to be hidden |
 //!
-//! From root, the kernel hides nothing. A program of root's that has asked to be hidden is told by [`act::is_dumpable`]. Where that cannot tell,
-//! `pagefold-attach` asks in the process itself, before anything of it is changed.
+//! The kernel hides nothing from root. So [`act::is_dumpable`] finds out whether a program of root's has asked to be
+//! hidden. Where that function cannot tell, `pagefold-attach` makes a call in the process itself, before anything of
+//! the process is changed.
 //!
 //! An open pagemap stays with the address space that it was opened on. It shows nothing of a program that is executed later.
 
@@ -26,7 +27,7 @@ use host::{Pagemap, PeerProcess, ProcessId, Seqpacket, Visibility};
 /// Checks whether a process may be attached by this user.
 ///
 /// # Errors
-/// It may not, for this reason.
+/// The process may not be attached, for this reason.
 pub fn check(process: ProcessId, asker: u32) -> Result<(), String> {
     let pid = process.pid;
     match Visibility::of(pid).map_err(|e| e.to_string())? {
@@ -45,7 +46,7 @@ pub fn check(process: ProcessId, asker: u32) -> Result<(), String> {
     }
 }
 
-/// The pagemap of the process that made this connection, if that is a hidden member.
+/// The pagemap of the process that made this connection, if the process is a hidden member.
 pub fn pagemap(socket: &Seqpacket, state: &State) -> Option<Pagemap> {
     let peer = PeerProcess::of(socket).ok()?;
     state.find(peer.id).filter(|member| member.attached_by.is_some())?;

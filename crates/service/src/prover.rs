@@ -31,9 +31,9 @@ const PROGRAM: &str = "pagefold-prove";
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// Time for an answer: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Frame with which it is handed a connection.
+/// Frame with which the prover is handed a connection.
 const HANDED: &[u8] = b"h";
-/// Most users, and most members, that it is told of: as many as fit into its buffer.
+/// Most users, and most members, that the prover is told of: as many as fit into its buffer.
 const MOST_TOLD: usize = 15 << 10;
 
 /// Users who have members or are workers', and the members' processes.
@@ -46,14 +46,14 @@ pub struct Prover {
     process: Option<ProcessId>,
     since: Instant,
     backoff: Backoff,
-    /// The socket through which it is told which users have members, and whom it was told.
+    /// The socket through which the prover is told which users have members, and the claims that it was last told.
     users: Option<(Seqpacket, Claims)>,
-    /// The supervisor's own connection to it, the time of the last question, and whether that was answered.
+    /// The supervisor's own connection to the prover, the time of its last question, and whether this was answered.
     watch: Option<(act::Prover, Instant, bool)>,
 }
 
 impl Prover {
-    /// A prover that is not started. It never is unless it is wanted.
+    /// A prover that is not started yet. It is started only if `wanted`.
     ///
     /// # Errors
     /// Its socket cannot be made.
@@ -61,7 +61,7 @@ impl Prover {
         let path = place.prove_socket();
         let mut listener = None;
         if wanted && own_uid() == 0 {
-            // The prover takes files of those that it gives a place.
+            // The listener refuses files; the prover accepts files only from connections to which it gives a place.
             let made = SeqpacketListener::bind(&path, Files::Refused)?;
             fs::set_permissions(&path, Permissions::from_mode(0o666))
                 .with_context(|| format!("cannot set the rights of {}", path.display()))?;
@@ -75,29 +75,29 @@ impl Prover {
             }
             listener = Some(made);
         } else {
-            // At the socket of an earlier prover nobody would answer.
+            // The socket of an earlier prover is removed, because nobody would answer there.
             let _ = fs::remove_file(path);
         }
         let (since, backoff) = (Instant::now(), Backoff::default());
         Ok(Self { listener, process: None, since, backoff, users: None, watch: None })
     }
 
-    /// Whether this service has one.
+    /// Whether this service has a prover.
     pub const fn is_wanted(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Whether it is wanted, and does not run.
+    /// Whether the prover is wanted, and does not run.
     pub const fn is_missing(&self) -> bool {
         self.listener.is_some() && self.process.is_none()
     }
 
-    /// When it should be started; `None`: not at all, or it runs.
+    /// Time at which the prover should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
         (self.listener.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))
     }
 
-    /// Starts it, as user `uid` if that is given.
+    /// Starts the prover, as user `uid` if that is given.
     pub fn start(&mut self, uid: Option<u32>) {
         let Some(listener) = &self.listener else { return };
         self.since = Instant::now();
@@ -107,7 +107,7 @@ impl Prover {
                 self.process = Some(process);
                 self.users = Some((users, Claims::default()));
             }
-            // A socket that nobody answers would keep members waiting.
+            // The socket is removed, because a socket that nobody answers would keep members waiting.
             Err(e) if is_missing(&e) => {
                 note!("{e:#}; members find out by themselves what is held, which costs them more");
                 self.give_up();
@@ -116,38 +116,39 @@ impl Prover {
         }
     }
 
-    /// Notes why it could not be started.
+    /// Notes why the prover could not be started.
     pub fn not_started(&mut self, why: &str) {
         note!("prover: {why}");
         self.backoff.failed(Duration::ZERO, Instant::now());
     }
 
-    /// Tells it which users have members or are workers', and which processes are members. These have places of their own there.
+    /// Tells the prover which users have members or are workers', and which processes are members. These users and
+    /// processes have places at the prover.
     pub fn tell_claims(&mut self, users: BTreeSet<u32>, members: BTreeSet<u32>) {
         let claims = (users, members);
         let Some((socket, told)) = self.users.as_mut().filter(|(_, told)| *told != claims) else { return };
         let (users, members) = (claims.0.iter().take(MOST_TOLD), claims.1.iter().take(MOST_TOLD));
         let frame: Vec<u8> = users.chain([&u32::MAX]).chain(members).flat_map(|number| number.to_le_bytes()).collect();
-        // If it reads nothing at the moment, it is told later.
+        // If the prover does not read at the moment, it is told later.
         if socket.send(&frame, &[]).is_ok_and(|sent| sent) {
             *told = claims;
         }
     }
 
-    /// Hands a connection on to it, and the pagemap of the process that connected, if it cannot open that by itself. If it does
-    /// not run, the connection is closed.
+    /// Hands a connection on to the prover, with the pagemap of the process that connected if the prover cannot open
+    /// that by itself. If the prover does not run, the connection is closed.
     pub fn hand_on(&self, connection: Seqpacket, pagemap: Option<&Pagemap>) {
         let connection = OwnedFd::from(connection);
         if let Some((socket, _)) = &self.users {
             let files: Vec<_> = [connection.as_fd()].into_iter().chain(pagemap.map(Pagemap::file)).collect();
             let _ = socket.send(HANDED, &files);
         }
-        // Closing it here might wait.
+        // Closing the connection on this thread might wait for files in it.
         drop(Seqpacket::from_stranger(connection));
     }
 
-    /// Asks it something once in a while, and kills it if it does not answer: members' children wait for it, and it is
-    /// started again. Called once a second.
+    /// Asks the prover a question from time to time, and kills it if it does not answer. Members' children wait for the
+    /// prover, which is then started again. Called once a second.
     pub fn watch(&mut self, now: Instant) {
         let Some(process) = self.process else { return };
         let Some((prover, asked, answered)) = &mut self.watch else {
@@ -191,7 +192,7 @@ impl Prover {
         self.backoff.failed(self.since.elapsed(), Instant::now());
     }
 
-    /// Ends it for good.
+    /// Ends the prover for good.
     pub fn end(&mut self) {
         if let Some(process) = self.process.take() {
             process.terminate();
@@ -206,7 +207,7 @@ impl Prover {
     }
 }
 
-/// The first directory on the way to this one that only its owner or its group may enter.
+/// The first directory on the path to `dir` that only its owner or its group may enter.
 fn closed_directory(dir: &Path) -> Option<PathBuf> {
     let dir = dir.canonicalize().ok()?;
     let is_closed = |dir: &&Path| fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o001 == 0);

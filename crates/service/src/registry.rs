@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time for the workers of an earlier supervisor to tell what they were promised: 2 s.
+/// Time for the workers of an earlier supervisor to tell which memory they were promised: 2 s.
 const HEARING_TIME: Duration = Duration::from_secs(2);
 
 /// The groups and members of a service.
@@ -37,15 +37,15 @@ pub struct Registry {
     pub room: Room,
     /// Memory limits of members, where the kernel tells them.
     limits: Option<MemoryLimits>,
-    /// The user of the web side, if that has one of its own.
+    /// The user of the web side, if the web side has a user of its own.
     pub web_uid: Option<u32>,
     /// Whether the service has a prover.
     pub has_prover: bool,
     /// Troubles of the service itself.
     pub troubles: Troubles,
-    /// Processes that rules fit.
+    /// The state of enrolling processes by rules.
     pub enrolment: Enrolment,
-    /// Looks of the process that balances memory.
+    /// The last look of the process that balances memory, as read from its file.
     pub looks: Looks,
     /// The service manager's store of files.
     pub store: Rc<FileStore>,
@@ -79,7 +79,7 @@ impl Registry {
         let Self { config, state, groups, store, .. } = self;
         groups.entry(name.to_owned()).or_insert_with(|| {
             let found = config.groups.as_ref().and_then(|all| all.get(name).cloned());
-            // Without a configuration any group may be, under the limits that it last had.
+            // Without a configuration, any group may be made. A group has the limits that it last had.
             let is_configured = found.is_some() || config.groups.is_none();
             let config = found.or_else(|| state.last_limits(name)).unwrap_or_default();
             if is_configured {
@@ -95,8 +95,8 @@ impl Registry {
         })
     }
 
-    /// The rules by which running processes are enrolled: those of the configuration first. A group that is configured no
-    /// more takes no new members.
+    /// The rules by which running processes are enrolled: those of the configuration first. Rules for a group that is
+    /// configured no more are left out: the group takes no new members.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         let takes_members = |rule: &&Rule| self.groups.get(&rule.group).is_some_and(|group| group.is_configured);
         self.config.enrol.iter().chain(&self.state.rules).filter(takes_members)
@@ -125,8 +125,9 @@ impl Registry {
         }
     }
 
-    /// Bounds the pool of every group by half of what its members may have together. A content in the pool is one that
-    /// members held twice. So a tenant needs no more than that; and it gets no more memory beyond its limits by it.
+    /// Bounds the pool of every group by half of what its members may have together. Each slot replaces at least two
+    /// pages of members, so no tenant needs a larger pool. And by this bound, a tenant gets no more memory through the
+    /// pool than its own limits allow.
     pub fn bound_pools(&mut self) {
         let Some(limits) = &self.limits else { return };
         let ram = host::ram_bytes();
@@ -137,10 +138,11 @@ impl Registry {
         }
     }
 
-    /// Has room for pages that become private promised by `promise`, out of the memory that is free.
+    /// Calls `promise` to promise memory for pages that become private, out of the memory that is available.
     ///
     /// # Errors
-    /// `promise` refuses. Or an earlier supervisor has promised memory, of which this one has not heard.
+    /// `promise` refuses. Or an earlier supervisor may have promised memory, and not all of its workers have reported
+    /// yet.
     pub fn promise<T>(&mut self, promise: impl FnOnce(&mut Room, Memory) -> Result<T, String>) -> Result<T, String> {
         let silent =
             |g: &&Group| g.worker.as_ref().is_some_and(|w| w.adopted && !w.heard && w.since.elapsed() < HEARING_TIME);
@@ -150,11 +152,11 @@ impl Registry {
         promise(&mut self.room, Memory::of_host(self.config.reserve)?)
     }
 
-    /// Of the memory that members need, as much as the limits of their control groups leave. A member that got more than
-    /// that would be killed.
+    /// Reduces the memory that members need to what the limits of their control groups leave. A member that used more
+    /// than that would be killed.
     ///
     /// # Errors
-    /// That is nothing, or not the whole where a part is of no use. The text has the sizes.
+    /// The limits leave nothing, or less than all if a part is of no use. The text has the sizes.
     pub fn within_limits(&self, needs: &Needs) -> Result<Needs, String> {
         let Some(limits) = &self.limits else { return Ok(needs.clone()) };
         let (mut left, mut least) = (limits.left(), None);
@@ -177,7 +179,7 @@ impl Registry {
         }
     }
 
-    /// The user that a group's worker runs as: of root's service, one that nobody else has.
+    /// The user that a group's worker runs as: for root's service, a user that no other process has.
     ///
     /// # Errors
     /// All such users are taken, or the state cannot be written. A worker must not run as root then.
@@ -200,7 +202,7 @@ impl Registry {
         })
     }
 
-    /// Makes a change of the state, and writes it for the next supervisor ([`State::keep`]).
+    /// Makes a change of the state, and writes the state for the next supervisor ([`State::keep`]).
     ///
     /// # Errors
     /// The change is refused, or cannot be written.
@@ -208,13 +210,14 @@ impl Registry {
         self.state.keep(&self.place.state_file(), change)
     }
 
-    /// The users who may deal with some group.
+    /// The users who may start members in, or change, at least one group.
     pub fn users(&self) -> BTreeSet<u32> {
         let named = self.groups.values().flat_map(|group| group.config.users.iter().copied());
         named.chain([own_uid()]).chain(self.web_uid).collect()
     }
 
-    /// Why the web side may not ask this. A process that has taken it over can ask no more.
+    /// Why the web side may not ask this question; `None` if it may. An attacker that has taken the web side over can
+    /// ask no more than that.
     pub fn forbidden_to_web(&self, uid: u32, question: &Ask) -> Option<&'static str> {
         let control = self.config.api.as_ref().is_some_and(|api| api.control);
         match question {
@@ -244,7 +247,8 @@ impl Registry {
         uid == self.web_uid.unwrap_or_else(own_uid)
     }
 
-    /// Whether a user may start members of a group and change it. The web side may less ([`Self::forbidden_to_web`]).
+    /// Whether a user may start members of a group and change the group. [`Self::forbidden_to_web`] restricts the web
+    /// side further.
     pub fn may(&self, uid: u32, config: &GroupConfig) -> bool {
         uid == 0 || uid == own_uid() || config.users.contains(&uid) || self.web_uid == Some(uid)
     }

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 const LATER: &str = "takes effect when the service is started again";
 
 impl Registry {
-    /// Takes over a configuration, and logs what of it is taken over and what is not.
+    /// Takes over a configuration, and logs which parts take effect now and which do not.
     pub fn reload(&mut self, new: Config) {
         let old = std::mem::replace(&mut self.config, new);
         if old.enrol != self.config.enrol {
@@ -43,7 +43,7 @@ impl Registry {
         note!("SIGHUP: the configuration is read again: {groups}, {changed} of them changed");
     }
 
-    /// Keeps what only the next service takes over, and names it.
+    /// Keeps the old values of keys that only the next service takes over, and returns their names.
     fn keep_what_stays(&mut self, old: &Config) -> Vec<&'static str> {
         let new = &mut self.config;
         let mut kept = Vec::new();
@@ -69,7 +69,7 @@ impl Registry {
         kept
     }
 
-    /// Takes over the configuration of one group. Returns whether it has changed.
+    /// Takes over the configuration of one group. Returns whether the configuration has changed.
     fn reload_group(&mut self, name: &str) -> bool {
         let configured = self.config.groups.as_ref().and_then(|groups| groups.get(name)).cloned();
         let Some(group) = self.groups.get_mut(name) else {

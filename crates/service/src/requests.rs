@@ -6,8 +6,8 @@
 //!   Why                            answered by the group's worker, and the client waits, too
 //! ```
 //!
-//! A question reads and changes nothing but the [`Registry`]. A client is heard again when it has read its answers, and let go
-//! when it does not read them in time.
+//! A question reads and changes nothing but the [`Registry`]. The next question of a client is read when the client has
+//! read its answers. A client that does not read them in time is disconnected.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -42,15 +42,15 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a worker to report: 3 s.
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
-/// Most pages of zeros that members are believed to have when they are to become private: 256 MiB.
+/// Most pages of zeros for which memory is promised on the members' word: 256 MiB.
 const ZERO_PAGES: u64 = 1 << 16;
 /// Longest name of a token in the journal, in characters.
 const MOST_NAME_CHARS: usize = 64;
-/// Most addresses that are named of those that asked with tokens that are none.
+/// Most client addresses that are named in a log line about invalid tokens.
 const MOST_ADDRESSES: usize = 8;
 /// Places for clients at a user's own socket.
 const OWN_PLACES: usize = 64;
-/// Places for those at everybody's socket: each user has 8.
+/// Places for clients at the socket for everybody: each user has 8.
 const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
 /// All clients.
@@ -58,7 +58,8 @@ const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 pub struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Whether another connection to this user's own socket would have a place. At everybody's, those without a place are hung up on.
+    /// Whether another connection to this user's own socket would have a place. At the socket for everybody (`None`),
+    /// connections are always accepted, and closed if they get no place.
     pub fn has_room(&self, entrance: Option<u32>) -> bool {
         entrance.is_none() || self.at(entrance).count() < OWN_PLACES
     }
@@ -67,7 +68,8 @@ impl Clients {
         self.0.iter().filter(move |client| client.entrance == entrance)
     }
 
-    /// Takes a new connection to this user's own socket, or to everybody's: there, each user has few places.
+    /// Takes a new connection to this user's own socket, or to the socket for everybody, where each user has few
+    /// places.
     pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
         // Nothing is read about a process that gets no place.
         let user = Peer::user_of(&socket);
@@ -81,17 +83,17 @@ impl Clients {
         }
     }
 
-    /// The moment from which on one is heard that is not heard now.
+    /// The next time at which a client may be heard that may not be heard now.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.0.iter().map(|client| client.next).filter(|next| *next > now).min()
     }
 
-    /// Whether there is none.
+    /// Whether there is no client.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Sockets of clients, each with the event that it is waited for.
+    /// Sockets of clients, each with the event for which it is polled.
     pub fn sockets(&self, now: Instant) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         self.0.iter().filter_map(move |client| Some((client.socket.as_fd(), client.awaited(now)?)))
     }
@@ -131,7 +133,7 @@ impl Clients {
     pub fn reported(&mut self, registry: &mut Registry, group: &str, report: &GroupReport) {
         let answered = registry.group(group).answered();
         for client in &mut self.0 {
-            // A report that was asked for before the client came may be older than its last change.
+            // A report that was asked for before the client asked may be older than the client's last change.
             let is_it = |waits: &mut Waits| {
                 waits.group == group && waits.report <= answered && !matches!(waits.wants, Wants::Why)
             };
@@ -159,7 +161,7 @@ impl Clients {
     }
 }
 
-/// Bytes of pools that a process maps: each may take a page of its own when all become private.
+/// Bytes of a process's mappings of pools: so much memory may be needed when all these pages become private.
 fn pooled_bytes(pid: u32) -> Result<u64, String> {
     let all = Mapping::list(pid).map_err(|e| e.to_string())?;
     let pooled = all.iter().filter(|mapping| !mapping.shared && guest::pool_group(mapping).is_some());
@@ -223,7 +225,7 @@ impl Request<'_> {
             Ask::Pace { group, pages_per_s, for_s } => self.pace(&group, pages_per_s, for_s),
         };
         if let Err(why) = answered {
-            // Others are not told which groups there are.
+            // A client without rights gets the same answer for a group that exists and for one that does not.
             let may_know = self.registry.may(self.client.peer.uid, &Default::default());
             let is_unknown = |group: String| may_know && !self.registry.groups.contains_key(&group);
             self.client.answer(&if named.is_some_and(is_unknown) {
@@ -234,8 +236,8 @@ impl Request<'_> {
         }
     }
 
-    /// Checks that the client may deal with a group. With `make`, a new group is made where the configuration allows
-    /// any.
+    /// Checks that the client may start members in a group and change it. With `make`, a missing group is made if there
+    /// is no configuration that names the groups.
     fn allow(&mut self, group: &str, make: bool) -> Result<(), String> {
         name::check("group", group)?;
         let uid = self.client.peer.uid;
@@ -260,7 +262,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Checks that members may be merged by that merger.
+    /// Checks that the service allows merging by this merger (agent or ksmd).
     fn allow_via(&self, via: Via) -> Result<(), String> {
         let may = via == Via::Agent || self.registry.config.one_trust_domain;
         may.then_some(()).ok_or_else(|| NOT_ONE_DOMAIN.to_owned())
@@ -272,7 +274,7 @@ impl Request<'_> {
         let PeerProcess { id, uid } = self.client.peer;
         let name = wanted.unwrap_or_else(|| name::of_process(program, id.pid));
         name::check("member", &name)?;
-        // libvirt puts a process into its control group before it executes the emulator, or a wrapper of that.
+        // libvirt puts a process into the domain's control group before it executes the emulator or a wrapper.
         let domain = Process::read_without_arguments(id.pid).ok().and_then(|process| domain_of(&process.cgroups));
         let name = self.name_of(group, name, id, domain.is_some());
         let identity = Identity { name: name.clone(), pid: id.pid, started: id.start_ticks };
@@ -292,8 +294,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The name of a new member. A domain gets another one where its own is taken. It is there twice on this host while it
-    /// migrates from one libvirt to another, and its start must not fail for that.
+    /// The name of a new member. If the name of a libvirt domain is taken, the domain gets another one. While a domain
+    /// migrates between two libvirts on this host, it exists twice, and its start must not fail.
     fn name_of(&self, group: &str, name: String, id: ProcessId, is_domain: bool) -> String {
         let mut others = self.registry.state.members().iter();
         let is_namesake = |other: &MemberLine| {
@@ -303,8 +305,8 @@ impl Request<'_> {
         if is_domain && others.any(is_namesake) { name::numbered(&name, id.pid) } else { name }
     }
 
-    /// Makes another process a member. The asker puts an agent into it, or has it ask for merging, by its own right: the
-    /// kernel decides whether it may.
+    /// Makes another process a member. The client itself puts an agent into that process, or turns on merging in it:
+    /// the kernel decides whether the client may.
     fn attach(
         &mut self,
         id: ProcessId,
@@ -361,7 +363,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Lets the asking process take the place of one that was killed beside an attached member.
+    /// Lets the client take the place of a `pagefold-attach` that was killed beside an attached member.
     fn take_over(&mut self, member: MemberLine, dry_run: bool) -> Result<(), String> {
         let name = member.identity.name.clone();
         if !dry_run {
@@ -372,7 +374,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// A process that the asking one may attach.
+    /// Checks that the client may attach a process, and returns the facts about it.
     fn attachable(&self, id: ProcessId, group: &str, by_rule: bool) -> Result<Process, String> {
         let process = Process::read_without_arguments(id.pid).map_err(|e| e.to_string())?;
         if process.stat.start_ticks != id.start_ticks {
@@ -382,7 +384,7 @@ impl Request<'_> {
         if asker.uid != 0 && asker.uid != process.uid {
             return Err(format!("process {} belongs to user {}", id.pid, process.uid));
         }
-        // A question may be asked twice.
+        // The same question may be asked twice.
         let is_again = |member: &&MemberLine| {
             member.group == group && (member.attached_by == Some(asker.id.pid) || member.is_left_alone())
         };
@@ -395,8 +397,9 @@ impl Request<'_> {
         Ok(process)
     }
 
-    /// Promises memory for a process all of whose pages are to become private, as to a group of its own. The agent of a program that was
-    /// started as a member is told to leave. The program beside an attached one is told by the client.
+    /// Promises memory for a process all of whose pages are to become private, as to a separate group. If the process
+    /// was started as a member, its worker tells the agent to leave. If it was attached, the client tells the
+    /// `pagefold-attach` beside it.
     fn may_leave(&mut self, id: ProcessId, for_good: bool) -> Result<(), String> {
         let member = self.own_member(id)?;
         if !member.was_attached() && !for_good {
@@ -421,7 +424,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Takes in which children of an attached process are no members, from whoever may attach and detach that process.
+    /// Records which children of an attached process are no members. Only a client that may attach and detach that
+    /// process may report this.
     fn take_in_children(&mut self, id: ProcessId, told: Vec<NotAttached>) -> Result<(), String> {
         let member = self.attached(id)?;
         self.registry.enrolment.heard_of_children(&member, told, Instant::now());
@@ -429,7 +433,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Rules are about all processes of the host.
+    /// Checks that the client may ask for rules, which concern all processes of the host.
     fn may_rule(&self) -> Result<(), String> {
         let uid = self.client.peer.uid;
         let is_owner = uid == 0 || uid == own_uid();
@@ -487,8 +491,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Ends the membership of an attached process, if it maps nothing of a pool any more, or does not ask for merging. The
-    /// asker is not believed: the kernel tells, and the worker hears nothing of that process any more.
+    /// Ends the membership of an attached process, if it maps nothing of a pool any more, or ksmd does not merge it any
+    /// more. That is checked with the kernel. The worker ends its connection to the process.
     fn leave(&mut self, id: ProcessId) -> Result<(), String> {
         if self.registry.state.find(id).is_some() && id.is_alive() {
             let member = self.own_member(id)?;
@@ -515,13 +519,13 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The member that a process became by being attached, if the client may detach it.
+    /// The attached member with this process, if the client may detach it.
     fn attached(&self, id: ProcessId) -> Result<MemberLine, String> {
         let member = self.own_member(id)?;
         member.was_attached().then_some(member).ok_or_else(|| format!("process {} was not attached", id.pid))
     }
 
-    /// The member that a process is, if the client may detach it.
+    /// The member with this process, attached or started, if the client may detach it.
     fn own_member(&self, id: ProcessId) -> Result<MemberLine, String> {
         let member = self.registry.state.find(id).ok_or_else(|| format!("process {} is no member", id.pid))?;
         let uid = self.client.peer.uid;
@@ -548,7 +552,7 @@ impl Request<'_> {
 
     fn list_members(&mut self) -> Result<(), String> {
         let uid = self.client.peer.uid;
-        // The look at all members is no stranger's to cause, who may ask again and again.
+        // A stranger, who may ask again and again, must not cause a look at all members.
         if self.registry.groups.values().any(|group| self.registry.may(uid, &group.config)) {
             self.registry.state.forget_dead();
         }
@@ -592,12 +596,12 @@ impl Request<'_> {
         match wants {
             Wants::Show => {
                 let bill = self.registry.state.total(group);
-                // One that the service does not have is not missed.
+                // A missing prover counts only if the service has one.
                 let no_prover = report.no_prover && self.registry.has_prover;
                 let state = &self.registry.state;
                 let is_member = |parent| state.find(parent).is_some();
                 let not_attached = self.registry.enrolment.of_group(group, is_member, Instant::now());
-                // It tells of memory that all groups hold.
+                // Only a client that may see all groups gets this figure, which covers all of them.
                 let sees_all = self.may_know_of_all();
                 let fit = if sees_all { super::admissions::fit(self.registry, group) } else { None };
                 let group = self.registry.group(group);
@@ -632,7 +636,7 @@ impl Request<'_> {
         self.set(group, &change, by)
     }
 
-    /// The one who asks, or who has asked the web side.
+    /// The user for the journal: the client, or the one who has asked the web side.
     fn by(&self, web: Option<By>) -> By {
         let PeerProcess { id, uid } = self.client.peer;
         match web.filter(|_| self.registry.is_web(uid)) {
@@ -647,7 +651,7 @@ impl Request<'_> {
         }
     }
 
-    /// Takes the place of a line in the journal for what the client wants to have done.
+    /// Reserves a line in the journal for the change that the client wants.
     fn place_in_journal(&mut self) -> Result<By, String> {
         let by = self.by(None);
         self.registry.trail.place(&by, Instant::now())?;
@@ -664,7 +668,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The web side tells of few addresses, and of these often enough to be bounded like a caller of its own.
+    /// Writes failed logins at the web side to the journal, with few addresses. They count as lines of one user.
     fn login_failed(&mut self, times: u32, addresses: BTreeMap<String, u32>) -> Result<(), String> {
         let uid = self.client.peer.uid;
         if !self.registry.is_web(uid) {
@@ -683,7 +687,7 @@ impl Request<'_> {
         self.registry.groups.get(group).is_some_and(|group| makes_private(&group.settings(), change))
     }
 
-    /// Has memory promised for all pages of a group that a change makes private.
+    /// Promises memory for all pages of a group that a change makes private.
     fn promise_room(&mut self, group: &str, report: &GroupReport, change: &Change) -> Result<(), String> {
         let (needs, needed) = needs_of(report, change);
         let allowed = self.registry.within_limits(&needs);
@@ -715,7 +719,8 @@ impl Request<'_> {
         uid == 0 || uid == own_uid() || self.registry.is_web(uid)
     }
 
-    /// Promises are made by root, and by whom the web side lets.
+    /// Answers a request for memory for further guests. Only root, the service's own user and the web side may have
+    /// memory promised; the web side checks the rights of its users by itself.
     fn admit(&mut self, asked: &Asked, by: &By) -> Result<(), String> {
         if !self.may_know_of_all() {
             return Err(format!("user {} may not have memory promised: root may", self.client.peer.uid));
@@ -758,9 +763,9 @@ fn named(mut report: GroupReport, limit: &PoolLimit) -> GroupReport {
 
 /// Memory that each member needs for a change that makes pages private, and all of them together.
 ///
-/// Pages that share a slot are the worker's count, and no member has more of them than all together. Zeros, which only an unfolding fills,
-/// are the members' word: of these, as much counts as a worker asks for at a time. It asks again for the rest, and waits where there is no
-/// room.
+/// Pages that share a slot are counted by the worker, and no member has more of them than all together. Pages of zeros
+/// need memory only when everything is unfolded. Their number is the members' word, so only as many count as a worker
+/// asks for at a time. The worker asks again for the rest, and waits if there is no room.
 fn needs_of(report: &GroupReport, change: &Change) -> (Needs, u64) {
     let mut zeros_left = if change.fold == Some(Fold::Unfold) { ZERO_PAGES } else { 0 };
     let mut zeros = 0;
@@ -774,7 +779,7 @@ fn needs_of(report: &GroupReport, change: &Change) -> (Needs, u64) {
     (Needs { members, whole: true }, pages_to_bytes(report.sharing_pages.saturating_add(zeros)))
 }
 
-/// Whether a change makes folded pages private. Before members cease to share, all pages become so.
+/// Whether a change makes folded pages private: unfolding does, and so does the end of sharing between members.
 fn makes_private(settings: &Settings, change: &Change) -> bool {
     let separates = change.intra_member_only == Some(true) && !settings.intra_member_only;
     change.fold == Some(Fold::Unfold) || separates

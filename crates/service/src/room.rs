@@ -9,8 +9,8 @@
 //!                                           +----+  other needs: promised anew
 //! ```
 //!
-//! The rest is for the other groups: a worker that uses nothing of what it was promised cannot keep it from them for
-//! ever. An operator's change is promised at any time.
+//! The pause serves the other groups: a worker that uses none of the promised memory cannot keep it from them for ever.
+//! An operator's change is promised at any time.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -20,19 +20,19 @@ use std::time::{Duration, Instant};
 
 /// Least time for which memory is promised: 30 s.
 const LEAST_TIME: Duration = Duration::from_secs(30);
-/// Bytes that a group unfolds in a second at least, which makes the promise longer: 100 MiB.
+/// Least number of bytes that a group unfolds in a second: 100 MiB. The time of a promise is computed with this rate.
 const BYTES_PER_S: u64 = 100 << 20;
-/// Time at the end of a promise that the worker is not told of, for messages that are late: 5 s.
+/// Time by which the worker's time for a promise is shorter than the supervisor's, for messages that are late: 5 s.
 const LATE: Duration = Duration::from_secs(5);
-/// Least part that is promised, where a part is of use: 16 MiB.
+/// Least part of the needed memory that is promised, if a part is of use: 16 MiB.
 const LEAST_PART: u64 = 16 << 20;
 
 /// The memory of the host, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// Available to processes.
+    /// Memory available to processes.
     pub available: u64,
-    /// Left for other programs.
+    /// Memory to be left for other programs.
     pub reserve: u64,
 }
 
@@ -52,7 +52,7 @@ impl Memory {
 struct Promise {
     bytes: u64,
     began: Instant,
-    /// The most bytes since it began.
+    /// Most bytes that were promised at once since the promise began.
     most: u64,
 }
 

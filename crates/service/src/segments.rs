@@ -32,7 +32,7 @@ pub struct Segments {
     group: String,
     store: Rc<FileStore>,
     kept: BTreeMap<u8, Kept>,
-    /// The names of templates that are loaded, by number. A worker has no say in them.
+    /// The names of loaded templates, by segment number. A worker cannot change them.
     templates: BTreeMap<u8, String>,
 }
 
@@ -55,32 +55,33 @@ pub fn parse(name: &str) -> Option<(&str, SegmentInfo, Option<&str>)> {
 }
 
 impl Segments {
-    /// None of this group, with this store.
+    /// The segments of a group that has none yet, with this store.
     pub fn new(group: &str, store: &Rc<FileStore>) -> Self {
         let (kept, templates) = (BTreeMap::new(), BTreeMap::new());
         Self { group: group.to_owned(), store: Rc::clone(store), kept, templates }
     }
 
-    /// Adds one that the store has already, and the name of a template.
+    /// Adds a segment that the store has already. `template` is its name if it is a loaded template.
     pub fn restore(&mut self, info: SegmentInfo, template: Option<&str>, file: OwnedFd) {
         self.kept.insert(info.number, (info, Rc::new(ForeignFile::from(file))));
         self.templates.extend(template.map(|template| (info.number, template.to_owned())));
     }
 
-    /// Adds one of the worker's, in the place of another of that number. It takes no template's place.
+    /// Adds a segment of the worker's, in place of a segment with the same number. A loaded template is not replaced.
     pub fn insert(&mut self, info: SegmentInfo, file: ForeignFile) {
         if self.templates.contains_key(&info.number) {
             return;
         }
         self.remove(info.number);
-        // The worker may be compromised. The service manager must not wait when it closes the file.
+        // The worker may be compromised. Only a memory file is passed on, so that the service manager never waits when
+        // it closes the file.
         if act::check(&file, Role::Segment).is_ok() {
             self.tell(self.store.keep(&name_of(&self.group, &info, None), file.as_fd()));
         }
         self.kept.insert(info.number, (info, Rc::new(file)));
     }
 
-    /// Forgets one that the worker has dropped. Templates that are loaded stay.
+    /// Forgets a segment that the worker has dropped. Loaded templates stay.
     pub fn remove(&mut self, number: u8) {
         if !self.templates.contains_key(&number)
             && let Some((info, _)) = self.kept.remove(&number)
@@ -89,7 +90,7 @@ impl Segments {
         }
     }
 
-    /// Takes these for all that there are, but for templates that are loaded.
+    /// Replaces all segments, except for loaded templates, by these.
     pub fn replace(&mut self, all: impl Iterator<Item = (SegmentInfo, ForeignFile)>) {
         let mut gone: Vec<u8> = self.kept.keys().copied().collect();
         for (info, file) in all {
@@ -99,7 +100,7 @@ impl Segments {
         gone.into_iter().for_each(|number| self.remove(number));
     }
 
-    /// Forgets all but templates that are loaded.
+    /// Forgets all segments except for loaded templates.
     pub fn clear(&mut self) {
         self.replace(std::iter::empty());
     }
@@ -107,7 +108,7 @@ impl Segments {
     /// Adds a template, which nobody can write.
     ///
     /// # Errors
-    /// There are as many as may be.
+    /// The group has as many templates as it may have.
     pub fn load(&mut self, name: &str, slots: u32, file: OwnedFd) -> Result<SegmentInfo, String> {
         let mut numbers = PoolSlot::FIRST_TEMPLATE..PoolSlot::SEGMENTS;
         let free = numbers.find(|number| !self.kept.contains_key(number));
@@ -120,7 +121,8 @@ impl Segments {
         Ok(info)
     }
 
-    /// Gives a file of the worker's that was a template a name again. Says which it is, if there is such a one.
+    /// Gives a segment of the worker's that was a template its name again, and returns it. `None`: the worker has no
+    /// segment with this file.
     pub fn load_again(&mut self, name: &str, file: (u64, u64)) -> Option<SegmentInfo> {
         let number =
             self.unloaded().find(|number| self.kept.get(number).is_some_and(|(_, kept)| is_file(kept, file)))?;
@@ -132,7 +134,7 @@ impl Segments {
         Some(info)
     }
 
-    /// Has a template treated as any other segment of the worker's from here on. Returns its number.
+    /// Unloads a template: it counts as any other segment of the worker's from here on. Returns its number.
     pub fn unload(&mut self, name: &str) -> Option<u8> {
         let number = *self.templates.iter().find(|(_, known)| *known == name)?.0;
         let name = self.templates.remove(&number);
@@ -153,7 +155,7 @@ impl Segments {
         of_templates.filter(|number| !self.templates.contains_key(number))
     }
 
-    /// Whether one of them is this file.
+    /// Whether a segment is the file with this device and inode.
     pub fn has_file(&self, device: u64, inode: u64) -> bool {
         self.kept.values().any(|(_, file)| is_file(file, (device, inode)))
     }

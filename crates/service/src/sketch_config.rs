@@ -18,18 +18,18 @@ const USUAL_KEEP_BYTES: u64 = 1 << 30;
 /// Memory of the census's index. It is enough for 50 GiB of guests at once; more are scanned in several passes.
 const INDEX_MEMORY: &str = "256M";
 
-/// Sketches of guests' contents.
+/// Configuration of the program that writes sketches of guests' contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sketch {
-    /// Seconds between two.
+    /// Seconds between two sketches.
     pub every_s: u32,
-    /// The directory that they are written to.
+    /// The directory that sketches are written to.
     pub dir: PathBuf,
     /// The directory of keys; `None`: the usual one of the service's user.
     pub keys: Option<PathBuf>,
     /// Most files of this host that are kept there.
     pub keep: u32,
-    /// Most bytes of these files, of which the newest is kept in any case.
+    /// Most bytes of these files together. The newest file is kept in any case.
     pub keep_bytes: u64,
 }
 
@@ -83,7 +83,7 @@ impl WrittenSketch {
 }
 
 impl Sketch {
-    /// The arguments of `pagefold` for this.
+    /// The command-line arguments of the program that writes sketches.
     pub fn arguments(&self) -> Vec<String> {
         let Self { every_s, dir, keys, keep, keep_bytes } = self;
         let (every, keep, bytes) = (format!("{every_s}s"), keep.to_string(), keep_bytes.to_string());

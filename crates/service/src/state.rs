@@ -24,7 +24,7 @@ const MOST_BYTES: u64 = 16 << 20;
 /// Most processes of a group that are registered. Its worker serves 1,024 of them.
 const MOST_MEMBERS: usize = 4096;
 
-/// Number of turns in which members are compared with processes.
+/// Number of calls of [`State::forget_some_dead`] in which all members are compared with processes.
 const TURNS: usize = 15;
 
 /// The state that outlives a supervisor.
@@ -178,7 +178,7 @@ impl State {
 
     /// The bill of a group over all its workers.
     pub fn total(&self, group: &str) -> Bill {
-        // All reasons of failures are named from the beginning.
+        // The sum begins with zeros for all reasons of failures, so that each is named.
         let mut total = GroupReport::none().bill;
         if let Some(account) = self.bills.get(group) {
             total.add(&account.total());
@@ -225,8 +225,8 @@ impl State {
     /// Adds a member, or gives it another name.
     ///
     /// # Errors
-    /// Its name is taken, the group has as many as it may, or its process is a member of another group. It can never leave that, because it may still
-    /// map slots there.
+    /// The name is taken, the group has as many members as it may have, or the process is a member of another group.
+    /// The process cannot change its group, because it may still map slots of that one.
     pub fn add(&mut self, member: MemberLine) -> Result<(), String> {
         self.forget_dead();
         let process = process_of(&member);
@@ -261,14 +261,14 @@ impl State {
         self.changed = true;
     }
 
-    /// Notes that somebody wants a process to be no member, or that somebody has attached it again.
+    /// Notes that somebody has detached a process, so that no rule attaches it, or that somebody has attached it again.
     pub fn set_detached(&mut self, process: ProcessId, detached: bool) {
         self.detached.retain(|other| *other != process);
         self.detached.extend(detached.then_some(process));
         self.changed = true;
     }
 
-    /// Whether somebody wants a process to be no member.
+    /// Whether somebody has detached a process, so that no rule attaches it.
     pub fn is_detached(&self, process: ProcessId) -> bool {
         self.detached.contains(&process)
     }

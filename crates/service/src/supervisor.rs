@@ -48,17 +48,17 @@ const LIMITS: Duration = Duration::from_secs(15);
 const TURN: usize = 64;
 /// Key of the prover's user among the users of workers; no valid name of a group.
 const PROVER: &str = ":prover";
-/// Key of the web side's user there.
+/// Key of the web side's user among the users of workers.
 const WEB: &str = ":web";
 
 /// The options of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether it was started for a member, and ends by itself.
+    /// Whether the service was started for one member, and ends by itself.
     pub private: bool,
     /// Whether its workers end with it.
     pub stop_workers: bool,
-    /// Whether somebody else starts the process that carries out its rules.
+    /// Whether the process that carries out the service's rules is started by somebody else.
     pub enrol_apart: bool,
     /// Time without members after which a group's worker ends, and a private service.
     pub linger: Duration,
@@ -253,7 +253,7 @@ impl Supervisor {
                 Caught::End => return true,
                 // The end of a worker shows at its socket.
                 Caught::Child => {
-                    // Once they are collected, their processor time is gone.
+                    // Once the children are waited for, their processor time cannot be read any more.
                     self.registry.state.look_at_ended_workers();
                     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
                         self.prover.child_ended(pid, status);
@@ -330,7 +330,7 @@ impl Supervisor {
             note!("group {}: process {} is member {}, {how}", member.group, process.pid, member.identity.name);
         }
         if !member.connected {
-            // Its memory limits count from its first connection on. Further ones change none.
+            // The member's memory limits count from its first connection on. Further connections change none.
             self.limits_due = Instant::now();
         }
         let group = self.registry.group(&member.group);
@@ -357,7 +357,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes in news of a group's worker.
+    /// Acts on news of a group's worker.
     fn take_in(&mut self, name: &str, heard: Heard) {
         match heard {
             Heard::Members(members) => self.found_members(name, &members),
@@ -411,8 +411,8 @@ impl Supervisor {
         }
     }
 
-    /// Compares the members that an adopted worker says it has with those that a supervisor once admitted. A worker
-    /// that names another process is lying, and gets nothing for it.
+    /// Compares the members that an adopted worker names with the members that a supervisor once admitted. If the
+    /// worker names another process, it lies, and that name is ignored.
     fn found_members(&mut self, name: &str, members: &[Identity]) {
         for identity in members {
             let process = ProcessId { pid: identity.pid, start_ticks: identity.started };
@@ -458,7 +458,7 @@ impl Supervisor {
             .map(|g| g.name.clone())
             .collect();
         if !names.is_empty() {
-            // A worker begins with the bound.
+            // The bound of the pool must be known before a worker is started.
             self.registry.bound_pools();
         }
         for name in names {

@@ -6,8 +6,9 @@
 //! | the file has the name of the group's pool | `audit`, and the check of a member that joins, know its mappings |
 //! | it is no file of another group's pool or templates | no frame is mapped by two groups |
 //!
-//! A worker has no say in it. A template that it alone knows, after a supervisor was killed, has no name: nobody is given it. The
-//! slots of a template are never filled again. So a member that lies about mapping one claims savings that are not there, and no more.
+//! A worker cannot load a template. A template that only a worker knows, after a supervisor was killed, has no name, so
+//! nobody is given it. The slots of a template are never filled again. So a member that lies about mapping one claims
+//! savings that are not there, and no more.
 //!
 //! A worker is told of a template before any member that comes later, and keeps it until the last one that maps it is gone.
 
@@ -100,7 +101,8 @@ fn load(registry: &mut Registry, group: &str, name: &str, file: &ForeignFile, ui
         return Err("the file is a part of a pool already: a template is of one group, under one name".into());
     }
     let group = registry.group(group);
-    // Empty pages count: the kernel fills them when a member writes there. Templates that go, but are mapped still, count, too.
+    // Empty pages count: the kernel fills them when a member writes there. Templates that are unloaded and still mapped
+    // count, too.
     let of_templates = group.segments.iter().filter(|(info, _)| info.number >= PoolSlot::FIRST_TEMPLATE);
     let slots = of_templates.fold(u64::from(sealed.slots), |sum, (info, _)| sum.saturating_add(info.slots.into()));
     let (needed, most) = (page::pages_to_bytes(slots), group.pool_limit().bytes);
@@ -127,7 +129,7 @@ impl Group {
         }
     }
 
-    /// Has a template go that is loaded no more: at once, where there is no worker.
+    /// Tells the worker to drop a template that is not loaded any more. Without a worker, it is dropped at once.
     fn unload(&mut self, number: u8) {
         match self.worker.as_mut() {
             Some(worker) if worker.heard => _ = worker.send(&Order::Unload(number), vec![]),

@@ -51,7 +51,7 @@ enum Rights {
 /// Reads the tokens of a file that only its owner can read.
 ///
 /// # Errors
-/// It cannot be read, others can read it, or it is not valid: file and line are named.
+/// The file cannot be read, other users can read it, or it is not valid: file and line are named.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Token>> {
     let (file, found) = host::open_plain_file(path)?;
     let shown = path.display();
@@ -89,7 +89,7 @@ fn parse(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// A complaint without words of the file that may be a secret.
+/// The parser's complaint, without quoted words of the file, which may be secrets.
 fn without_secrets(complaint: &str) -> String {
     let plain = complaint.replace('\n', ", ");
     let is_long = |word: &&str| word.len() >= LEAST_TOKEN_CHARS;

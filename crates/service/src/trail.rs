@@ -61,19 +61,20 @@ pub struct Trail {
     counted: BTreeMap<String, (Instant, u32)>,
 }
 
-/// The one whose lines are counted together; nobody's are of root and of the service's own user.
+/// The user or token for which lines are counted; `None` for root and the service's own user, whose lines are not
+/// bounded.
 fn counted_as(by: &By) -> Option<String> {
     match (&by.token, by.user) {
         (Some(token), _) => Some(format!("token {token}")),
-        // The web side names users on its own word.
+        // The web side may claim any user, so lines that come through it are always counted.
         (None, Some(user)) => (by.web || user != 0 && user != own_uid()).then(|| format!("user {user}")),
         (None, None) => Some("the web side".into()),
     }
 }
 
 impl Trail {
-    /// The journal of a service in this directory. Where the service manager has set a directory for logs aside, it is there,
-    /// so that it outlives the host's start.
+    /// The journal of a service in this directory. If the service manager has set a directory for logs
+    /// (`LogsDirectory=`), the journal is there, so that it survives a restart of the host.
     pub fn kept(dir: &Path) -> Self {
         let logs = std::env::var_os("LOGS_DIRECTORY").filter(|logs| !logs.is_empty());
         if let Some(logs) = logs
@@ -91,10 +92,10 @@ impl Trail {
         Self { journal, waiting: VecDeque::new(), problem: None, counted: BTreeMap::new() }
     }
 
-    /// Takes the place of a line for what somebody is about to do.
+    /// Reserves a line for a change that somebody is about to make.
     ///
     /// # Errors
-    /// There is none. The text says why.
+    /// No line can be reserved. The text says why.
     pub fn place(&mut self, by: &By, now: Instant) -> Result<(), String> {
         self.flush();
         let key = counted_as(by);
@@ -116,7 +117,7 @@ impl Trail {
         Ok(())
     }
 
-    /// Writes a line, at once or as soon as that is possible again.
+    /// Writes a line, at once or as soon as the journal can be written again.
     pub fn write(&mut self, by: By, what: &str, more: Value) {
         self.waiting.push_back(Line::now(by, what, more));
         self.flush();
@@ -147,7 +148,7 @@ impl Trail {
         }
     }
 
-    /// Why lines wait, if they do.
+    /// Reason why lines wait to be written; `None` if none wait.
     pub fn problem(&self) -> Option<String> {
         let waiting = self.waiting.len();
         let lost = || format!("{waiting} lines wait, and nobody but root changes anything");

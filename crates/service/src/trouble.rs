@@ -59,7 +59,7 @@ impl Troubles {
         }
     }
 
-    /// All of them.
+    /// All troubles.
     pub fn all(&self) -> impl Iterator<Item = Trouble> {
         self.now.iter().map(|(trouble, detail)| Trouble { trouble: (*trouble).to_owned(), detail: detail.clone() })
     }

@@ -5,8 +5,9 @@
 //!   sockets made, started --> running --it ends--> waits (backoff.rs) --> started again, on the same sockets
 //! ```
 //!
-//! Its sockets are the supervisor's, so that nobody is refused while it is started again. It gets copies, and the tokens,
-//! by its standard input (`api::setup`), and runs as a user of its own. `registry.rs` tells the questions that this user may ask.
+//! Its sockets are the supervisor's, so that nobody is refused while it is started again. It gets copies, and the
+//! tokens, by its standard input (`api::setup`), and runs as a user of its own. `registry.rs` decides which questions
+//! this user may ask.
 
 use super::backoff::Backoff;
 use super::config::Api;
@@ -28,26 +29,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Its program.
+/// The web side's program.
 const PROGRAM: &str = "pagefold-web";
 /// Time for the web side of a killed supervisor to end: 2 s.
 const PREDECESSOR: Duration = Duration::from_secs(2);
 
 /// The web side.
 pub struct Web {
-    /// Its sockets; none where there is no web side.
+    /// The web side's sockets; none if there is no web side.
     sockets: Vec<(Socket, OwnedFd)>,
-    /// The path of its Unix socket.
+    /// The path of the web side's Unix socket.
     path: PathBuf,
     setup: Setup,
     process: Option<ProcessId>,
     since: Instant,
     backoff: Backoff,
-    /// The socket through which it is told its setup.
+    /// The socket through which the web side is told its setup.
     word: Option<Seqpacket>,
 }
 
-/// Listens at an address. The web side of a supervisor that was killed may hold it a little longer.
+/// Listens at an address. The web side of a killed supervisor may hold the address a little longer.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let until = Instant::now() + PREDECESSOR;
     loop {
@@ -61,10 +62,10 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 impl Web {
-    /// A web side that is not started. It never is where the configuration has none.
+    /// A web side that is not started yet. It is started only if the configuration has one.
     ///
     /// # Errors
-    /// Its Unix socket cannot be made.
+    /// The Unix socket cannot be made.
     pub fn new(place: &Place, config: Option<&Api>) -> anyhow::Result<Self> {
         let setup = Setup { dir: place.dir().to_owned(), control: false, tokens: Vec::new(), sockets: Vec::new() };
         let path = config.and_then(|api| api.socket.clone()).unwrap_or_else(|| place.dir().join("api.sock"));
@@ -73,7 +74,7 @@ impl Web {
         let Some(api) = config else { return Ok(web) };
         web.sockets.push((Socket::Unix, unix_socket(&web.path, api.group)?.into()));
         if let Some(address) = api.listen {
-            // Without this one, all the rest goes on.
+            // If this address cannot be had, everything else goes on.
             match listen(address) {
                 Ok(listener) => web.sockets.push((Socket::Tcp, listener.into())),
                 Err(e) => note!("cannot listen at {address}: {e}; there is no HTTP there"),
@@ -89,17 +90,17 @@ impl Web {
         self.setup.sockets.clear();
         let Some(word) = &self.word else { return };
         if !word.send(&api::ask::encode(&self.setup), &[]).is_ok_and(|sent| sent) {
-            // One that does not read keeps its rights otherwise.
+            // A web side that does not read its new setup would keep its old rights, so it is killed.
             self.process.iter().for_each(|process| _ = process.kill());
         }
     }
 
-    /// When it should be started; `None`: not at all, or it runs.
+    /// Time at which the web side should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
         (!self.sockets.is_empty() && self.process.is_none()).then(|| self.backoff.start_at(now))
     }
 
-    /// Starts it, as user `uid` if that is given.
+    /// Starts the web side, as user `uid` if that is given.
     pub fn start(&mut self, uid: Option<u32>) {
         self.since = Instant::now();
         match self.spawn(uid) {
@@ -139,7 +140,7 @@ impl Web {
         Ok((ProcessId::of(child.id())?, word))
     }
 
-    /// Notes why it could not be started.
+    /// Notes why the web side could not be started.
     pub fn not_started(&mut self, why: &str) {
         note!("web side: {why}");
         self.backoff.failed(Duration::ZERO, Instant::now());
@@ -154,7 +155,7 @@ impl Web {
         self.backoff.failed(self.since.elapsed(), Instant::now());
     }
 
-    /// Ends it for good.
+    /// Ends the web side for good.
     pub fn end(&mut self) {
         if let Some(process) = self.process.take() {
             process.terminate();

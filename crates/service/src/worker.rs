@@ -150,7 +150,8 @@ impl Worker {
     }
 }
 
-/// Connects to a worker, which may be compromised: it can keep waiting whoever closes this socket.
+/// Connects to a worker. The worker may be compromised: by files that it has sent, it can make a thread that closes
+/// this socket wait.
 fn connect(path: &Path) -> host::Result<Seqpacket> {
     Ok(Seqpacket::from_stranger(Seqpacket::connect(path)?.into()))
 }
