@@ -398,8 +398,7 @@ impl Serving {
     /// Makes the agent's last thread unmap the agent's memory, and end.
     fn clear(&mut self, ranges: &[PageRange]) -> anyhow::Result<()> {
         let pid = self.process.pid;
-        // Frozen threads neither end nor stop, so this waits until the process is thawed. The agent has left already,
-        // and nobody waits for this program.
+        // Frozen threads neither end nor stop. The agent has left already, and nobody waits for this program.
         while self.process.is_alive() && host::frozen_group(pid, pid).is_some() {
             self.halts.tend();
             std::thread::sleep(THAW_LOOK);
@@ -414,8 +413,7 @@ impl Serving {
             std::thread::sleep(Duration::from_millis(1));
         }
         let remote = Remote::open(pid)?;
-        // Until its last calls are noted, the agent's last thread waits. If this process is killed before, a successor
-        // repeats these steps.
+        // The agent's last thread waits until its last calls are noted. A successor of this process repeats this.
         let gate = gate::among(remote.memory(), ranges);
         let led_back = gate.map_or_else(|| Some(Vec::new()), |gate| self.lead_back(remote.memory(), gate, until));
         let is_led_back = led_back.is_some();

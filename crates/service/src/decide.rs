@@ -42,8 +42,7 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         return Ok(member.clone());
     }
     let pid = peer.id.pid;
-    // A look at the process takes tens of system calls, and a stranger may connect all the time. So it is made only if
-    // a rule can fit the user.
+    // A look takes tens of system calls, and a stranger may connect all the time. So a rule must fit the user first.
     let mut rules = groups.values().flat_map(|group| &group.config.processes);
     if !rules.any(|rule| rule.is_for(peer.uid)) && peer.id.stat().is_some_and(|stat| !stat.forked) {
         return Err(unknown(peer));
