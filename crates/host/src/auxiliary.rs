@@ -15,7 +15,7 @@ const MOST_BYTES: u64 = 4096;
 pub struct AuxiliaryVector(Vec<u8>);
 
 impl AuxiliaryVector {
-    /// That of the program which a process runs.
+    /// The auxiliary vector of the program that a process runs.
     ///
     /// # Errors
     /// [`Error::is_gone`] and [`Error::is_denied`].
@@ -34,13 +34,14 @@ impl AuxiliaryVector {
     }
 }
 
-/// The 16 random bytes that the kernel gives to each program that it executes. A fork copies them with the stack: two
-/// processes that have the same run one execution of a program, unless one has written them.
+/// The 16 random bytes (`AT_RANDOM`) that the kernel gives to each program that it executes. A fork copies them with
+/// the stack. So two processes with the same bytes come from one execution of a program, unless one of them has written
+/// the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Execution([u8; 16]);
 
 impl Execution {
-    /// Those of a process; `None` if they cannot be read.
+    /// The bytes of a process; `None` if they cannot be read.
     pub fn of(pid: u32) -> Option<Self> {
         let at = AuxiliaryVector::of(pid).ok()?.value(AT_RANDOM)?;
         let mut bytes = [0; 16];
@@ -51,7 +52,7 @@ impl Execution {
 
 #[cfg(test)]
 impl AuxiliaryVector {
-    /// From bytes as the kernel has them.
+    /// The execution with these random bytes.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self(bytes.to_vec())
     }

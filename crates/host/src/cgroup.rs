@@ -68,7 +68,7 @@ impl Cgroups {
         self.entries.iter().map(|(_, path)| path.as_str())
     }
 
-    /// These control groups, each with another path, or left out.
+    /// These control groups, each with the path that `path` returns, or left out.
     pub(crate) fn map(&self, mut path: impl FnMut(Tree, &str) -> Option<String>) -> Self {
         let entries = self.entries.iter().filter_map(|(tree, old)| Some((*tree, path(*tree, old)?))).collect();
         Self { entries }
@@ -85,7 +85,7 @@ impl Cgroups {
         self.paths().find(|p| *p != "/").unwrap_or("/")
     }
 
-    /// The trees of the host, as far as this process shows them.
+    /// The trees of the host, as far as the control groups of this process show them.
     pub fn layout(&self) -> CgroupLayout {
         let unified = self.entries.iter().any(|(tree, _)| *tree == Tree::Unified);
         let others = self.entries.iter().any(|(tree, _)| *tree != Tree::Unified);

@@ -1,8 +1,8 @@
 //! The part of a control group's path that root has given.
 //!
-//! A user to whom a control group was delegated makes others below it, with any names. A process there could so be taken
-//! for one of a service or a container that it has nothing to do with. A directory's owner has made what lies in it, or
-//! may move it there. So a path counts up to the first part whose directory is not root's alone:
+//! A user to whom a control group was delegated makes others below it, with any names. A process in such a group could
+//! be mistaken for one of a service or a container that it has nothing to do with. A directory's owner has made what
+//! lies in it, or may move it there. So a path counts up to the first part whose directory is not root's alone:
 //!
 //! ```text
 //!   /user.slice/user-1000.slice/user@1000.service/app.slice/docker-0123.scope
@@ -10,8 +10,8 @@
 //!   ---------------- counts -------------------
 //! ```
 //!
-//! The same holds for a container whose root is another user outside (user namespaces). Where root inside is root outside,
-//! names within the container are its own, too: who compares paths has to begin at the front.
+//! The same holds for a container whose root is another user outside (user namespaces). If root in the container is
+//! root outside, the container chooses the names within it, too. So paths have to be compared from the front.
 
 use crate::cgroup::Tree;
 use crate::mounts::Mount;
@@ -33,7 +33,7 @@ pub struct CgroupMakers {
     known: HashMap<(Tree, String), Option<String>>,
 }
 
-/// A tree, where it is mounted, and the group that is mounted there.
+/// A tree of control groups, its mount point, and the group that is mounted there.
 #[derive(Debug, PartialEq, Eq)]
 struct TreeMount {
     tree: Tree,
@@ -61,7 +61,7 @@ impl CgroupMakers {
         })
     }
 
-    /// Forgets what was seen of paths. A path that is used again may be another's.
+    /// Forgets what is known of paths. A path that is used again may belong to somebody else.
     pub fn look_anew(&mut self) {
         self.known.clear();
     }

@@ -49,13 +49,13 @@ impl Error {
             if matches!(cause.raw_os_error(), Some(libc::EFAULT | libc::EIO)))
     }
 
-    /// Whether the socket exists, but takes no connection: nobody listens, or as many wait as may.
+    /// Whether the socket exists, but takes no connection: nobody listens, or its queue is full.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::File { cause, .. }
             if matches!(cause.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock))
     }
 
-    /// Whether as many wait at the socket as may.
+    /// Whether the socket's queue of connections is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::File { cause, .. } if cause.kind() == io::ErrorKind::WouldBlock)
     }

@@ -1,8 +1,8 @@
 //! Tables of open files: which threads share one.
 
-/// One thread of each table of open files, but for the table of `own`. `share` compares the tables of two threads; where it cannot,
-/// it says no, and a table is there twice. A thread that has ended is there by itself. Others that had its table may be missing
-/// from the list then, and the caller has to make a new one.
+/// One thread of each table of open files, but for the table of `own`. `share` tells whether two threads have one
+/// table. If it cannot tell, it says no, and a table is in the result twice. A thread that has ended is in the result
+/// by itself. Threads that had its table may then be missing, and the caller has to list the threads again.
 pub fn one_of_each_table<T: Copy + PartialEq>(
     threads: impl IntoIterator<Item = T>,
     own: Option<T>,

@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most threads that close files at a time. Beyond them, files wait to be closed.
 const MOST_THREADS: usize = 256;
-/// Stack of such a thread, in bytes: its calls are not deep.
+/// Stack of a thread that closes files, in bytes: its calls are not deep.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Files to be closed, and the number of threads that do so.
+/// Files to be closed, and the number of threads that close files.
 struct Closing {
     files: Vec<OwnedFd>,
     threads: usize,
@@ -56,7 +56,7 @@ impl Drop for ForeignFile {
 }
 
 fn lock() -> std::sync::MutexGuard<'static, Closing> {
-    // A thread that panicked while it held the lock has at worst left its number counted.
+    // If a thread panicked while it held the lock, the number of threads is at worst one too high.
     CLOSING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -67,7 +67,7 @@ fn close_elsewhere(file: OwnedFd) {
         return;
     }
     let thread = std::thread::Builder::new().name("close".into()).stack_size(STACK_BYTES);
-    // Without a thread, the file is closed when the next one ends.
+    // If no thread can be started, a thread that runs closes the file later.
     if thread.spawn(close_all).is_ok() {
         closing.threads += 1;
     }

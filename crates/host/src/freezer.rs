@@ -39,7 +39,7 @@ fn outermost(group: &str, tree: &Mount<'_>) -> Option<String> {
     Some(Path::new(tree.root).join(found).display().to_string())
 }
 
-/// Whether a group is frozen. The outermost has neither file.
+/// Whether a group is frozen. The root group has neither file.
 fn is_frozen(dir: &Path) -> bool {
     let holds = |file, frozen: &[&str]| text::read(dir.join(file)).is_ok_and(|text| frozen.contains(&text.trim()));
     holds("cgroup.freeze", &["1"]) || holds("freezer.state", &["FREEZING", "FROZEN"])

@@ -12,11 +12,11 @@ type Version = (u16, u16, u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Applies {
-    /// It is not in this kernel.
+    /// The fault is not in this kernel.
     No,
-    /// It is in kernels of this number, and may have been mended in this one.
+    /// The fault is in kernels of this version, and may have been mended in this one.
     May,
-    /// It is in this kernel.
+    /// The fault is in this kernel.
     Yes,
 }
 
@@ -25,13 +25,13 @@ pub enum Applies {
 pub struct KernelFault {
     /// A name.
     pub id: &'static str,
-    /// The consequence, if nothing avoided it.
+    /// Consequence of the fault if nothing avoided it.
     pub effect: &'static str,
-    /// Whether it applies here.
+    /// Whether the fault applies to this kernel.
     pub applies: Applies,
-    /// How Pagefold's calls avoid it.
+    /// How Pagefold's calls avoid the fault.
     pub avoided_by: &'static str,
-    /// The test that holds that.
+    /// The test that checks this.
     pub test: &'static str,
 }
 
@@ -40,7 +40,7 @@ pub struct KernelFault {
 enum Stable {
     /// The first mended version of each branch. Branches that are not listed have the fault.
     Known(&'static [Version]),
-    /// Not known.
+    /// It is not known which branches have the repair.
     Unknown,
 }
 
@@ -48,9 +48,9 @@ enum Stable {
 struct Row {
     id: &'static str,
     effect: &'static str,
-    /// The first version that has it.
+    /// The first version that has the fault.
     since: (u16, u16),
-    /// The first main version that has it no more; `None`: not known.
+    /// The first mainline version without the fault; `None`: not known.
     fixed: Option<(u16, u16)>,
     stable: Stable,
     avoided_by: &'static str,
@@ -176,7 +176,7 @@ const ROWS: [Row; 12] = [
 pub fn kernel_faults(release: &str) -> Vec<KernelFault> {
     let parsed = parse(release);
     let fault = |row: &Row| {
-        // A release that cannot be read may be any.
+        // A release string that cannot be parsed may be of any version.
         let applies = parsed.map_or(Applies::May, |(version, plain)| row.applies(version, plain));
         KernelFault { id: row.id, effect: row.effect, applies, avoided_by: row.avoided_by, test: row.test }
     };

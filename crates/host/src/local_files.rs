@@ -1,7 +1,8 @@
 //! Files whose contents never wait for a user: those of file systems that this host's kernel serves by itself.
 //!
-//! A file of FUSE, 9p or a network file system is read when its server answers, and whoever reads it cannot be ended before. So does
-//! whoever asks such a file system for its type (`statfs`). The kernel's list of mounts tells the type without a question.
+//! A read of a file of FUSE, 9p or a network file system waits for the server's answer, and the reader cannot be killed
+//! before. A question for the file system's type (`statfs`) waits as well. The kernel's list of mounts tells the type
+//! without asking the server.
 
 use crate::memory_files::proc_file;
 use crate::mounts::Mount;
@@ -40,7 +41,8 @@ const OVERLAY: &str = "overlay";
 pub struct LocalFiles(BTreeSet<u64>);
 
 impl LocalFiles {
-    /// Those that this process sees, and those that process `pid` sees. An overlay of another user namespace's does not count.
+    /// The local file systems that this process sees, and those that process `pid` sees. An overlay that was mounted in
+    /// another user namespace does not count.
     pub fn of(pid: u32) -> Self {
         let namespace = |path: String| fs::read_link(path).ok();
         let own = namespace("/proc/self/ns/user".to_owned());

@@ -1,19 +1,19 @@
 //! Files of `/proc` about what the threads of a process have in common: its memory, arguments, program and open files.
 //!
 //! `/proc/PID` shows what the first thread has. A program may end that one before the others, as with `pthread_exit` in
-//! `main`, and live on. The first thread then has nothing any more: those files are empty or cannot be opened. The same
+//! `main`, and live on. The first thread then has nothing any more: its files are empty or cannot be opened. The same
 //! files of the other threads show it all.
 
 use crate::ProcessStat;
 use std::fs;
 use std::path::PathBuf;
 
-/// The path of such a file of process `pid`.
+/// The path of `file` in `/proc`, by a thread of process `pid` that has not ended.
 pub fn proc_file(pid: u32, file: &str) -> PathBuf {
     file_of(pid, thread_with_memory(pid), file)
 }
 
-/// The same, by a thread of the process that has its memory.
+/// The path of `file` in `/proc`, by this thread of process `pid`.
 pub fn file_of(pid: u32, thread: u32, file: &str) -> PathBuf {
     if thread == pid {
         return format!("/proc/{pid}/{file}").into();

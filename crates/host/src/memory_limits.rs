@@ -148,17 +148,17 @@ impl MemoryLimits {
         LeftMemory { limits: self, groups: BTreeMap::new() }
     }
 
-    /// Where a group lies in the tree; `None` if that cannot be seen.
+    /// Path of a group below the mounted one; `None` if the group cannot be seen.
     fn inside<'a>(&self, group: &'a str) -> Option<&'a Path> {
         let path = Path::new(group).strip_prefix(&self.mounted).ok()?;
         path.components().all(|part| matches!(part, std::path::Component::Normal(_))).then_some(path)
     }
 
-    /// Memory that is left to a group itself: its limit, less what it uses, but for idle pages of files. The kernel takes
-    /// those back.
+    /// Memory that is left to a group itself: its limit less the memory that it uses. Idle pages of files do not count
+    /// as used, because the kernel takes them back.
     fn left_in(&self, group: &Path) -> u64 {
         let limit = self.limit(group);
-        // Of a group above many others, the kernel adds up all of them.
+        // A group without a real limit is not read: for a group above many others, the kernel adds up all of them.
         if limit >= crate::ram_bytes() {
             return u64::MAX;
         }

@@ -1,5 +1,5 @@
-//! File systems of mounts: which have files that are only memory, whether `/proc` hides processes, and which one a
-//! mount is of.
+//! File systems of mounts: which of them keep files in memory only, whether `/proc` hides processes, and of which type
+//! a mount is.
 
 use crate::memory_files::proc_file;
 use crate::text;
@@ -37,12 +37,13 @@ pub(crate) struct MemoryDevices {
     /// The tmpfs and devtmpfs mounts that a process sees, and the kernel's internal mount for memfd, System V and shared
     /// anonymous memory.
     pub tmpfs: HashSet<u64>,
-    /// The hugetlbfs mounts that it sees.
+    /// The hugetlbfs mounts that the process sees.
     pub hugetlbfs: HashSet<u64>,
 }
 
 impl MemoryDevices {
-    /// Those of process `pid`. Without its list of mounts, as when it is gone, there is the internal one alone.
+    /// The memory file systems that process `pid` sees. If its list of mounts cannot be read, there is only the
+    /// kernel's internal mount.
     pub fn of(pid: u32) -> Self {
         let mut devices = Self::parse(&text::read(proc_file(pid, "mountinfo")).unwrap_or_default());
         devices.tmpfs.extend(*INTERNAL_MOUNT);
@@ -86,13 +87,14 @@ pub fn proc_hides_processes() -> bool {
 }
 
 /// Whether process `pid` sees the whole `/proc` of a kernel's namespace, by the kernel's list of its mounts. Nothing is
-/// opened there: whoever has mounted something else could keep the caller waiting.
+/// opened there: a file system that was mounted over `/proc` could make the caller wait.
 pub fn has_proc(pid: u32) -> bool {
     text::read(proc_file(pid, "mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
 }
 
-/// Whether `/proc` knows the calling thread by the numbers that system calls have for it. The `/proc` of another PID namespace has
-/// other numbers, and other processes by ours. Such a child comes of `unshare(CLONE_NEWPID)` and `fork`, until it mounts its own.
+/// Whether `/proc` knows the calling thread by the numbers that system calls have for it. The `/proc` of another PID
+/// namespace has other numbers, and other processes by ours. A child that was forked after `unshare(CLONE_NEWPID)` sees
+/// such a `/proc`, until it mounts its own.
 pub fn proc_is_ours() -> bool {
     let own = format!("{}/task/{}", std::process::id(), rustix::thread::gettid().as_raw_nonzero());
     std::fs::read_link("/proc/thread-self").is_ok_and(|shown| shown == Path::new(&own))
@@ -119,7 +121,8 @@ pub fn filesystem_of_mount(mount: u64) -> Option<u32> {
     ask(mnt_id_req { size: MNT_ID_REQ_SIZE_VER0, mnt_id: mount, ..BASIC })
 }
 
-/// The same of a mount that process `pid` sees, for which this process has to be root. `None` also before Linux 6.11.
+/// As [`filesystem_of_mount`], for a mount that process `pid` sees. This process has to be root. `None` also before
+/// Linux 6.11.
 pub fn filesystem_of_mount_of(pid: u32, mount: u64) -> Option<u32> {
     /// `NS_GET_MNTNS_ID`: `_IOR(0xb7, 5, u64)`.
     const GET_NUMBER: libc::Ioctl = 0x8008_b705_u32 as libc::Ioctl;

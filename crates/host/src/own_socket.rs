@@ -1,11 +1,12 @@
-//! Sockets of a service that one user alone may connect to, beside those that everybody may connect to.
+//! Sockets of a service to which one user alone may connect, beside sockets to which everybody may connect.
 //!
 //! ```text
 //!   DIR/control.sock             everybody's
 //!   DIR/users/UID/control.sock   the file is user UID's, and nobody else may write it; the directory is the service's
 //! ```
 //!
-//! The kernel keeps a queue of connections for each socket. Strangers who connect all the time fill everybody's, and no user's own.
+//! The kernel keeps a queue of connections for each socket. Strangers who connect all the time fill the queue of the
+//! socket for everybody, and not a user's own.
 
 use crate::{Result, Seqpacket};
 use std::ffi::OsStr;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Name of the directory with users' own sockets.
 pub const USERS: &str = "users";
 
-/// Path of a user's own socket, beside everybody's at `path`.
+/// Path of a user's own socket, given the `path` of the socket for everybody.
 pub fn own_socket(path: &Path, uid: u32) -> PathBuf {
     let dir = path.parent().unwrap_or(Path::new("")).join(USERS);
     dir.join(uid.to_string()).join(path.file_name().unwrap_or(OsStr::new("")))

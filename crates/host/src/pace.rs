@@ -1,32 +1,33 @@
-//! How many connections are accepted at a socket in a time, so that those who connect all the time cost little.
+//! A bound on connections that are accepted at a socket in a time, so that clients that connect all the time cost
+//! little.
 
 use std::time::{Duration, Instant};
 
 /// Time for which connections are counted: 50 ms.
 const WINDOW: Duration = Duration::from_millis(50);
 
-/// A number of connections in each window.
+/// Counts connections, of which each window allows a number.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     most: usize,
     /// The end of the window.
     until: Instant,
-    /// Connections that may come until then.
+    /// Connections that may still be accepted in this window.
     left: usize,
 }
 
 impl Pace {
-    /// So many in 50 ms.
+    /// Allows `most` connections in each window.
     pub const fn new(most: usize, now: Instant) -> Self {
         Self { most, until: now, left: most }
     }
 
-    /// The moment from which on another one may come; `None`: at once.
+    /// Time at which the next connection may be accepted; `None`: at once.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         (self.left == 0 && self.until > now).then_some(self.until)
     }
 
-    /// Counts one.
+    /// Counts an accepted connection.
     pub fn count(&mut self, now: Instant) {
         if self.until <= now {
             (self.until, self.left) = (now + WINDOW, self.most);

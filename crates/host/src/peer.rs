@@ -24,7 +24,7 @@ impl Peer {
         Ok(Self { pid, uid: ucred.uid })
     }
 
-    /// The user of that process, wherever it is.
+    /// The effective user of the process at the other end, in whichever PID namespace it is.
     ///
     /// # Errors
     /// The kernel refused.
@@ -33,7 +33,8 @@ impl Peer {
     }
 }
 
-/// As the kernel has them: a pid of 0 where the process is not seen. `rustix` has no value for that.
+/// The credentials as the kernel returns them. The pid is 0 if the process is not visible in this PID namespace;
+/// `rustix` has no value for that.
 fn credentials(socket: impl AsFd) -> io::Result<libc::ucred> {
     let mut ucred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

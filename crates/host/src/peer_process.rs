@@ -54,7 +54,8 @@ pub fn peer_layout(socket: &Seqpacket) -> Option<(u64, u64)> {
 
 /// The pagemap of the process that connected.
 ///
-/// It is opened once and stays with the address space of that moment. It reads as empty once that is gone.
+/// It is opened once and stays with the address space of that moment. It reads as empty once that address space is
+/// gone.
 #[derive(Debug)]
 pub struct PeerPages {
     pagemap: Pagemap,
@@ -62,8 +63,8 @@ pub struct PeerPages {
 }
 
 impl PeerPages {
-    /// The pagemap of the process that connected to `socket`. `handed` is the one that the supervisor has opened, if that
-    /// process is a member which the kernel hides from its user ([`crate::Visibility`]).
+    /// The pagemap of the process that connected to `socket`. `handed` is the pagemap that the supervisor has opened,
+    /// if the process is a member that the kernel hides from its own user ([`crate::Visibility`]).
     ///
     /// # Errors
     /// - The process has ended meanwhile, or this kernel has no `SO_PEERPIDFD`.

@@ -59,8 +59,8 @@ impl Process {
         Ok(Self { cmdline: parse_cmdline(&cmdline), ..process })
     }
 
-    /// Like [`Self::read`], but leaves the arguments empty. They lie in the memory of the process, which can keep its
-    /// lock, and so whoever reads them. Everything else is the kernel's.
+    /// Like [`Self::read`], but leaves the arguments empty. The arguments lie in the memory of the process, and a
+    /// process that keeps the lock of its memory makes a reader wait. Everything else comes from the kernel.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -88,8 +88,8 @@ impl Process {
         name.map_or("", |n| n.strip_suffix(" (deleted)").unwrap_or(n))
     }
 
-    /// The name by which its program was called. A program that is a link to another one has the link's, as the kernel cuts it off
-    /// (`comm`), and otherwise its file has it.
+    /// The name by which its program was called. If the program was called by a symbolic link, this is the link's name,
+    /// cut off as in `comm`; otherwise the file's name.
     pub fn called(&self) -> &str {
         let program = self.program();
         if self.comm.is_empty() || program.starts_with(&self.comm) { program } else { &self.comm }
@@ -98,9 +98,9 @@ impl Process {
 
 /// Right of others to write a file.
 const OTHERS_WRITE: u16 = 0o002;
-/// The user whom a file system's server names, and not the kernel: nobody, as far as this program knows.
+/// Stand-in for a file owner that a file system's server names, and not the kernel: no user.
 const NOBODYS: u32 = u32::MAX;
-/// `f_type` of FUSE. Its server says what it likes of a file's owner.
+/// `f_type` of FUSE, whose server can name any owner of a file.
 const FUSE: u32 = 0x6573_5546;
 /// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on.
 const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(1 << 14);
@@ -156,7 +156,7 @@ pub fn anonymous_bytes(pid: u32) -> Result<u64> {
 pub struct MemoryCounters {
     /// Pages in page frames.
     pub resident_pages: u64,
-    /// Those of them that are a file's, or shared memory.
+    /// Resident pages that are of files or shared memory.
     pub file_pages: u64,
     /// Pages that KSM has merged; 0 if the kernel does not tell.
     pub ksm_pages: u64,

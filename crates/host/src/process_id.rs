@@ -154,8 +154,8 @@ impl ProcessId {
         self.stat().is_some()
     }
 
-    /// Whether any process has its pid: one that has ended and was not collected, too, and perhaps another one. That costs
-    /// a small part of [`Self::is_alive`].
+    /// Whether any process has this pid: this process, even if it has ended and was not waited for, or another one. The
+    /// call costs a small part of [`Self::is_alive`].
     pub fn has_pid(&self) -> bool {
         self.raw().is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }

@@ -55,9 +55,9 @@ pub enum Received {
 /// Whether the other end of a connection may send files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// It may not.
+    /// The other end may not send files.
     Refused,
-    /// It may.
+    /// The other end may send files.
     Taken,
 }
 
@@ -69,7 +69,7 @@ pub struct Seqpacket {
     refuses_files: bool,
 }
 
-/// A socket, by the thread that closes it.
+/// A socket, with who closes it.
 #[derive(Debug)]
 enum Closed {
     Here(OwnedFd),
@@ -260,7 +260,7 @@ impl SeqpacketListener {
         }
     }
 
-    /// The path that it listens at.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -295,7 +295,8 @@ fn recv(
         return match recvmsg(socket, &mut [IoSliceMut::new(buffer)], control, flags | RecvFlags::DONTWAIT) {
             Ok(got) => Ok(Some(got)),
             Err(Errno::AGAIN) => Ok(None),
-            // Told once, before what the peer had sent: it has closed its end without having read all.
+            // `ECONNRESET` comes once, before the frames that the peer had sent: the peer has closed its end without
+            // having read all.
             Err(Errno::CONNRESET | Errno::INTR) => continue,
             Err(e) => Err(e.into()),
         };

@@ -4,10 +4,10 @@
 //!   |-- root's --|---------- users with a claim, equal shares ----------|-- all others --|
 //! ```
 //!
-//! Root also gets whatever is free. One person may have many users. Those of one line of `/etc/subuid` (subordinate ids) have one share
-//! together. Else a person with members of 65,536 users would leave others a single place. Lines of root's are left out: root gives
-//! these users to containers of different people. Subordinate ids of other sources are not known. All users without a claim together
-//! have a bound too.
+//! Root also gets whatever is free. One person may have many users. All users of one line of `/etc/subuid` (subordinate
+//! ids) have one share together. Otherwise a person with members of 65,536 users would leave a single place to others.
+//! Lines of root are left out, because root gives their users to containers of different people. Subordinate ids of
+//! other sources are not known. All users without a claim together have a bound too.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,19 +32,19 @@ const ROOTS: [&str; 4] = ["root", "0", "lxd", "containers"];
 struct Ranges(Vec<(u32, u32)>);
 
 impl Ranges {
-    /// Those of this host, as they were at the first call.
+    /// The ranges of this host's `/etc/subuid`, as they were at the first call.
     fn of_host() -> &'static Self {
         static RANGES: OnceLock<Ranges> = OnceLock::new();
         RANGES.get_or_init(|| Self::of(&std::fs::read_to_string("/etc/subuid").unwrap_or_default()))
     }
 
-    /// Those of such a file: an owner, the first user, and their number, on each line.
+    /// The ranges in the text of a subuid file: on each line an owner, the first user, and the number of users.
     fn of(text: &str) -> Self {
         let range = |line: &str| {
             let (_, numbers) = line.trim().split_once(':').filter(|(owner, _)| !ROOTS.contains(owner))?;
             let (first, count) = numbers.split_once(':')?;
             let (first, count) = (first.parse::<u32>().ok()?, count.parse::<u32>().ok()?);
-            // Root is nobody else.
+            // A range that contains root is left out.
             (first > 0 && count > 0).then(|| (first, first.saturating_add(count - 1)))
         };
         Self(text.lines().filter_map(range).collect())
@@ -61,7 +61,8 @@ pub fn one_user(uid: u32) -> u32 {
     Ranges::of_host().one(uid)
 }
 
-/// So many of these users, at most: the first of each person before anybody's second. Lowest numbers come first.
+/// At most `most` of these users: the first user of each person comes before the second of anybody. Lowest numbers come
+/// first.
 pub fn users_in_turn(users: impl Iterator<Item = u32>, most: usize) -> Vec<u32> {
     in_turn_by(Ranges::of_host(), users, most)
 }

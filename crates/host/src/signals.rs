@@ -10,7 +10,7 @@ pub enum Caught {
     End,
     /// A child has ended (`SIGCHLD`).
     Child,
-    /// Its terminal has closed, or somebody wants it to read its configuration again (`SIGHUP`).
+    /// The terminal has closed, or this process is asked to read its configuration again (`SIGHUP`).
     Hangup,
 }
 

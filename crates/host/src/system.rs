@@ -78,13 +78,13 @@ pub fn swapped_pages() -> Result<u64> {
     Ok(text.lines().filter_map(of).fold(0, u64::saturating_add))
 }
 
-/// Memory that is left for other programs where nobody says how much: 1/20 of the host's, and 1 GiB at most.
+/// Memory that is left for other programs unless configured: 1/20 of the host's, and 1 GiB at most.
 pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)
 }
 
-/// Memory that this process may take without asking anybody. That is all that is available on the host but the usual
-/// reserve, as far as the limits of its control groups allow.
+/// Memory that this process may take without a promise: available memory less the usual reserve, within the limits of
+/// its control groups.
 pub fn spare_bytes() -> u64 {
     let spare = available_bytes().unwrap_or_default().saturating_sub(usual_reserve_bytes());
     let limits = MemoryLimits::find();

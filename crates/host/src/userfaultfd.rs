@@ -46,7 +46,8 @@ pub fn open_userfaultfd_device() -> io::Result<OwnedFd> {
     OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").map(OwnedFd::from)
 }
 
-/// Has [`open_userfaultfd`] use this device. A filter of system calls may end this process for the call.
+/// Makes [`open_userfaultfd`] use this device, because a filter of system calls may end this process for the system
+/// call `userfaultfd`.
 pub fn lend_userfaultfd_device(device: OwnedFd) {
     let _ = LENT.set(device);
 }

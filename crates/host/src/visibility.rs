@@ -1,4 +1,4 @@
-//! To whom the kernel shows a process's memory, and why not to its own user.
+//! Whether the kernel shows a process's memory to the process's own user, and if not, why.
 //!
 //! The files of a process in `/proc` that show its memory belong to its user. They belong to root when the process is
 //! not *dumpable* (`proc(5)`, `PR_SET_DUMPABLE` in `prctl(2)`). The kernel keeps one flag and no reason for it. It also keeps
@@ -13,8 +13,7 @@
 //! Root is that of the user namespace in which the program was executed. The first row says that the kernel has hidden
 //! the process, whatever it has asked for besides.
 //!
-//! A process can change its auxiliary vector (`PR_SET_MM_MAP`). It changes by that how its own memory is judged, and no
-//! other's.
+//! A process can change its auxiliary vector (`PR_SET_MM_MAP`). That changes only how its own memory is judged.
 
 use crate::memory_files::proc_file;
 use crate::process::effective_uid;
@@ -26,16 +25,17 @@ use std::os::unix::fs::MetadataExt;
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// To every process of its user.
+    /// The kernel shows the process's memory to every process of its user.
     User,
-    /// To root, because it has given up root's rights and executed no program since.
+    /// The kernel shows the memory to root alone, because the process has given up root's rights and executed no
+    /// program since.
     RootSinceGivenUp,
-    /// To root, for another reason.
+    /// The kernel shows the memory to root alone, for another reason.
     Root,
 }
 
 impl Visibility {
-    /// That of a process.
+    /// The visibility of a process.
     ///
     /// # Errors
     /// [`Error::is_gone`] and [`Error::is_denied`].
@@ -49,7 +49,8 @@ impl Visibility {
 }
 
 impl Pagemap {
-    /// Opens the pagemap of a process that has given up root's rights. It is that of the program which was judged.
+    /// Opens the pagemap of a process that has given up root's rights. The pagemap is of the very program that was
+    /// judged.
     ///
     /// # Errors
     /// The process is gone, or has executed another program meanwhile.
