@@ -18,10 +18,10 @@
 //!
 //! Each message is one datagram: a letter, and numbers of eight bytes.
 //!
-//! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. It makes both ends
-//! of a socket, so that the kernel notes its process at the end that the service gets. The first frame to it is
-//! [`FILES`], with the process's page table, and with the device that makes userfaultfds if there is one. Not every process may
-//! open them by itself.
+//! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. It makes both
+//! ends of a socket, so that the kernel notes its process at the end that the service gets. The first frame to it is
+//! [`FILES`], with the process's page table, and with the device that makes userfaultfds if there is one. Not every
+//! process may open these files by itself.
 
 use page::{HostVirt, PageRange};
 
@@ -46,7 +46,8 @@ pub const GATE_WAY_BYTES: usize = 64;
 pub const GATE_WAYS: usize = 4;
 /// Offset of [`GATE_MARK`] in the page of code, in bytes.
 pub const GATE_MARK_AT: usize = 4080;
-/// Tells a gate of this kind from other memory. It changes with the code and with what lies in the pages.
+/// Distinguishes a gate of this version from other memory. The mark changes with the gate's code and the layout of its
+/// pages.
 pub const GATE_MARK: [u8; 16] = *b"pagefold gate 03";
 
 /// A question about the process. Default filters of containers forbid the system calls that would answer it
@@ -69,9 +70,9 @@ pub enum Question {
 /// An open descriptor that may be a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Socket {
-    /// It was closed, its number is another file's by now, or its thread has ended.
+    /// The descriptor was closed or stands for another file by now, or its thread has ended.
     Closed,
-    /// It cannot be looked at.
+    /// The kernel does not tell.
     Unknown,
     /// A socket.
     Open {
@@ -86,7 +87,7 @@ impl Socket {
     const CLOSED: u64 = u64::MAX;
     const UNKNOWN: u64 = u64::MAX - 1;
 
-    /// As a number in a message.
+    /// The number that stands for this in a message.
     pub const fn encode(self) -> u64 {
         match self {
             Self::Closed => Self::CLOSED,
@@ -95,7 +96,7 @@ impl Socket {
         }
     }
 
-    /// From a number in a message.
+    /// The socket that this number in a message stands for.
     pub fn decode(number: u64) -> Self {
         match (number, u32::try_from(number >> 1)) {
             (Self::CLOSED, _) => Self::Closed,
@@ -105,10 +106,11 @@ impl Socket {
     }
 }
 
-/// The process of a service that a connection is for. The letter is that of a frame which hands one on.
+/// The process of a service that a connection is for. The letter is the content of the frame that hands the connection
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// The supervisor, which hands it on to the group's worker.
+    /// The supervisor, which hands the connection on to the group's worker.
     Worker,
     /// The prover.
     Prover,
@@ -141,7 +143,7 @@ pub enum FromAttached {
     },
     /// These are the agent's own threads.
     Threads(Vec<u64>),
-    /// Let them go on.
+    /// Let the stopped threads go on.
     Go,
     /// Hand the socket that comes with it on.
     Connect(Server),
@@ -163,7 +165,8 @@ pub enum FromAttached {
         /// Whether all private anonymous memory is folded.
         all_anonymous: bool,
     },
-    /// All is as it was before the agent came, but for these mappings, which its threads stand on. They end now.
+    /// All is as it was before the agent came, but for these mappings, in which the agent's threads run. The threads
+    /// end now.
     Left(Vec<PageRange>),
 }
 
@@ -172,7 +175,7 @@ pub enum FromAttached {
 pub enum ToAttached {
     /// The threads are stopped.
     Halted(u64),
-    /// They cannot be stopped at the moment, and run.
+    /// The threads cannot be stopped at the moment, and go on.
     NotNow(u64),
     /// Answers to a question.
     Told {
@@ -219,7 +222,7 @@ impl FromAttached {
         }
     }
 
-    /// A message from a datagram; `None` if no agent sends such.
+    /// The message in a datagram; `None` if no agent sends this datagram.
     pub fn decode(frame: &[u8]) -> Option<Self> {
         match decode(frame)? {
             (b'h', numbers) => {
@@ -277,7 +280,7 @@ impl ToAttached {
         }
     }
 
-    /// A message from a datagram; `None` if it is none.
+    /// The message in a datagram; `None` if it is no message.
     pub fn decode(frame: &[u8]) -> Option<Self> {
         let (letter, numbers) = decode(frame)?;
         match (letter, numbers.as_slice()) {

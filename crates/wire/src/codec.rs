@@ -3,10 +3,10 @@
 /// A frame that no honest peer sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It ends within a field.
+    /// The frame ends within a field.
     #[error("the frame ends within a field")]
     Truncated,
-    /// Bytes are left after its last field.
+    /// Bytes are left after the frame's last field.
     #[error("the frame goes on after its last field")]
     TooLong,
     /// No message has this number.

@@ -36,7 +36,7 @@
 //! kinds, bytes that are left over, and values out of range. The *meaning* of a message is checked where it is acted
 //! on. A side that gets a frame it cannot decode hangs up.
 #![forbid(unsafe_code)]
-// Figures that others say are added up here.
+// Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub mod attach;

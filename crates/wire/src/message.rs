@@ -5,7 +5,7 @@ use crate::stats::MemberStats;
 use crate::why::{WHY_PAGES, Why};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 
-/// Version of the protocol. Both sides say theirs first; they part where the two differ.
+/// Version of the protocol. Both sides send theirs first. If the versions differ, the connection ends.
 pub const VERSION: u16 = 3;
 /// Longest frame, in bytes.
 pub const FRAME_BYTES: usize = 64 << 10;
@@ -78,17 +78,17 @@ pub struct FoldRun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Outcome {
-    /// It maps the slot, or nothing where its target was [`Target::Zero`].
+    /// The page maps the slot, or nothing if its target was [`Target::Zero`].
     Folded = 0,
-    /// Its bytes were not the slot's, and it was put back.
+    /// The page's bytes were not the slot's, and the page was put back.
     Changed = 1,
-    /// The kernel would not move it: it is pinned for DMA, shared after a fork, or locked for the moment.
+    /// The kernel would not move the page: it is pinned for DMA, shared after a fork, or locked for the moment.
     Busy = 2,
-    /// It is not, or no longer, private anonymous memory that may be folded.
+    /// The page is not, or no longer, private anonymous memory that may be folded.
     Gone = 3,
     /// The member has as many mappings as it may spend on folding.
     NoVma = 4,
-    /// Something may write the member's memory that does not pin what it writes.
+    /// The member has a file open through which its memory may be written without a pin.
     Unpinned = 5,
     /// Host memory was short.
     NoMemory = 6,
@@ -147,7 +147,7 @@ pub enum ZeroPages {
 pub enum HugePages {
     /// Never.
     Keep,
-    /// Where at least this percentage of its pages would fold (1 to 100).
+    /// A huge page is split if at least this percentage of its pages would fold (1 to 100).
     SplitAt(u8),
 }
 

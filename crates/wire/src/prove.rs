@@ -62,9 +62,10 @@ pub const FOLLOW_FORKS: [u8; 1] = *b"f";
 pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
 /// Request to follow a member's child, which is not answered.
 pub const KEEP: [u8; 1] = *b"k";
-/// Word of an agent's that it will not follow those again that it has handed over so far.
+/// Request of an agent that the keeper follow all children alone that were handed over so far. The agent closes their
+/// userfaultfds.
 pub const ALONE: [u8; 1] = *b"a";
-/// Answer to [`ALONE`], before which the agent holds on to them.
+/// Answer to [`ALONE`]. Until it comes, the agent keeps the userfaultfds open.
 pub const ALONE_TOO: [u8; 1] = *b"A";
 
 /// Letter of a numbered request to follow a member's child.
@@ -75,11 +76,12 @@ pub const KEEP_BYTES: usize = 1 + size_of::<u32>();
 /// The answer to a numbered request to follow a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// It is followed.
+    /// The child is followed.
     Yes,
-    /// It is followed. Few places are left: the member is to fork none that would have to be followed.
+    /// The child is followed. Few places are left, so the member must make its memory private: children that it forks
+    /// from then on need no follower.
     Last,
-    /// It is not followed, and nothing of it was read.
+    /// The child is not followed, and none of its messages was read.
     No,
 }
 
@@ -88,7 +90,7 @@ pub fn encode_keep(number: u32) -> [u8; KEEP_BYTES] {
     with_letter(NUMBERED_KEEP, number)
 }
 
-/// The number of such a request; `None` if it is none.
+/// The number of a numbered request to follow a child; `None` if the frame is no such request.
 pub fn decode_keep(frame: &[u8]) -> Option<u32> {
     let [NUMBERED_KEEP, number @ ..] = frame else { return None };
     Some(u32::from_le_bytes(number.try_into().ok()?))
@@ -104,7 +106,7 @@ pub fn encode_kept(number: u32, kept: Kept) -> [u8; KEEP_BYTES] {
     with_letter(letter, number)
 }
 
-/// The number and the meaning of such an answer; `None` if it is none.
+/// The number and the meaning of an answer to a numbered request; `None` if the frame is no such answer.
 pub fn decode_kept(frame: &[u8]) -> Option<(u32, Kept)> {
     let (letter, number) = frame.split_first()?;
     let kept = match letter {
@@ -128,11 +130,11 @@ const LEND: u8 = b'l';
 pub const LEND_BYTES: usize = 1 + size_of::<u64>();
 /// Answer that comes with a userfaultfd.
 pub const LENT: [u8; 1] = *b"t";
-/// Word of the agent's that the userfaultfd is claimed.
+/// Message of an agent that it has claimed the userfaultfd.
 pub const CLAIMED: [u8; 1] = *b"c";
 /// Answer to [`CLAIMED`]: nobody reads that userfaultfd as long as the claim lasts.
 pub const YOURS: [u8; 1] = *b"o";
-/// Answer where no userfaultfd of the asker's is kept that looks after that page.
+/// Answer if the keeper has no userfaultfd of the asker's that looks after the page.
 pub const NOT_KEPT: [u8; 1] = *b"n";
 
 const ID_BYTES: usize = size_of::<u32>();
@@ -147,7 +149,7 @@ pub fn encode_lend(page: HostVirt) -> [u8; LEND_BYTES] {
     frame
 }
 
-/// The page of such a request; `None` if it is none.
+/// The page of a request to lend a userfaultfd; `None` if the frame is no such request.
 pub fn decode_lend(frame: &[u8]) -> Option<HostVirt> {
     let [LEND, address @ ..] = frame else { return None };
     let address = u64::from_le_bytes(address.try_into().ok()?);
@@ -170,7 +172,7 @@ pub enum Proof {
     /// A private page is held by the asker's one mapping, which keeps writers out, and by nobody else. A slot is held by
     /// its file and by mappings, and by nobody else.
     Free = 0,
-    /// Somebody else holds it: he may write the private page, or read the slot.
+    /// Somebody else holds the page, and may write the private page, or read the slot.
     Referenced = 1,
     /// The prover cannot tell; the asker treats the page as held.
     Unknown = 2,
@@ -269,7 +271,7 @@ pub fn encode_answer(id: u32, proofs: impl Iterator<Item = Proof>, frame: &mut [
     places.map(|(place, proof)| *place = proof as u8).count().saturating_add(ID_BYTES)
 }
 
-/// Reads the answer to a question: `Ok(false)` if it is the answer to another one.
+/// Reads the answer to the question with this id: `Ok(false)` if the frame answers another question.
 ///
 /// # Errors
 /// No honest prover sends it. The contents of `proofs` are meaningless then.

@@ -52,9 +52,9 @@ impl Failures {
 pub struct Counters {
     /// Pages folded.
     pub folds: u64,
-    /// Of those, pages that had been broken in a mapping of the pool.
+    /// Folded pages that had been broken in a mapping of the pool.
     pub refolds: u64,
-    /// Of those, pages that were written again within a minute or so.
+    /// Folded pages that were written again within about a minute.
     pub short_folds: u64,
     /// Pages checked for writes.
     pub pages_scanned: u64,
@@ -93,29 +93,29 @@ impl Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MemberState {
-    /// It has asked for no memory to be folded.
+    /// The program has enrolled no memory.
     #[default]
     NothingEnrolled = 0,
-    /// It folds.
+    /// The member folds.
     Folding = 1,
-    /// It was told not to fold.
+    /// The member was told not to fold.
     Off = 2,
-    /// It was told to make everything private, and has done so.
+    /// The member was told to make everything private, and has done so.
     Unfolded = 3,
     /// The kernel has no `UFFDIO_MOVE`, or not for this process.
     NoMove = 4,
-    /// Something may write its memory that does not pin what it writes; the detail says what.
+    /// A file is open through which the member's memory may be written without a pin; the detail names it.
     Unpinned = 5,
     /// A migration or a snapshot needs the userfaultfd of its memory.
     Yielded = 6,
-    /// It has as many mappings as it may spend on folding.
+    /// The member has as many mappings as it may spend on folding.
     NoVma = 7,
     // 8 is free.
     /// The program changed mappings by system calls that the agent does not see; the detail says how.
     LostTrack = 9,
-    /// Nothing of what it asked for can be folded; the detail says why.
+    /// None of the enrolled memory can be folded; the detail says why.
     NotFoldable = 10,
-    /// All of its memory was asked for, and it has none that could be; the detail says why.
+    /// All of the program's memory was to be enrolled, and it has none that can be; the detail says why.
     NothingMapped = 11,
 }
 

@@ -9,9 +9,9 @@ pub const WHY_PAGES: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Why {
-    /// It was written too lately for its fold to be expected to last, or was not looked at since.
+    /// The page was written so recently that its fold is not expected to last, or was not looked at since.
     Young = 0,
-    /// Its last fold was short-lived, or the last folds of its content were.
+    /// The last fold of the page was short-lived, or the last folds of its content were.
     BackedOff = 1,
     /// It is part of a huge page that stays whole.
     Huge = 2,
@@ -21,7 +21,7 @@ pub enum Why {
     Busy = 4,
     /// The pool has no slot for it.
     NoRoom = 5,
-    /// Its memory may not be folded: it was not asked in, or something forbids it for now.
+    /// The page's memory may not be folded: it is not enrolled, or something forbids folding for now.
     NotEnrolled = 6,
     /// None of these. In an agent's answer: the agent has no reason.
     Other = 7,
