@@ -75,8 +75,8 @@ impl Service {
         Ok(Self { place, socket, owner })
     }
 
-    /// Connects to the service at `place`; waits for 3 s while its socket takes no connection. It may be starting again, or
-    /// so many wait as may.
+    /// Connects to the service at `place`. Waits for 3 s while its socket takes no connection: the service may be
+    /// restarting, or the socket's queue may be full.
     ///
     /// # Errors
     /// There is none, or its directory is not to be trusted.
@@ -150,8 +150,8 @@ impl Service {
         Ok(self.socket.peer()?.pid)
     }
 
-    /// Asks, and has `take` read the answers. A service that ends before it has answered may be starting again. It is
-    /// asked anew then: each question may be asked twice.
+    /// Asks a question, and calls `take` to read the answers. A service that ends before it has answered may be
+    /// restarting. The question is asked again then, so each question may be asked twice.
     fn asked<T>(&self, question: &Ask, take: impl Fn(Answers<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let until = Instant::now() + RESTART_PATIENCE;
         let mut restarted = None;
@@ -176,7 +176,8 @@ impl Service {
         Ok(Answers { service: self, until, buffer: Vec::new(), left: MOST_ANSWER_BYTES })
     }
 
-    /// Whether what this service says of a process may be believed: a user's service has processes of that user only.
+    /// Whether this service may have process `pid` as a member: a user's service has processes of that user only.
+    /// Answers about other processes are not believed.
     fn may_have(&self, pid: u32) -> bool {
         let foreign = self.owner != own_uid() && self.owner != 0;
         !foreign || Process::read(pid).is_ok_and(|process| process.uid == self.owner)
@@ -224,8 +225,8 @@ impl Service {
         })
     }
 
-    /// Has memory promised for a process, all of whose pages are to become private. `for_good` says that no
-    /// rule is to attach it again.
+    /// Asks the service to promise memory for a process all of whose pages are to become private. With `for_good`, no
+    /// rule attaches the process again.
     ///
     /// # Errors
     /// The service refuses, because memory is short for example.
@@ -277,7 +278,7 @@ impl Service {
         self.done(&Ask::DropRules { cgroup, container })
     }
 
-    /// Asks what is answered by `Done`.
+    /// Asks a question that is answered by `Done`.
     fn done(&self, question: &Ask) -> anyhow::Result<()> {
         self.asked(question, |mut answers| match answers.next()? {
             Answer::Done => Ok(()),
@@ -386,7 +387,8 @@ impl Service {
         })
     }
 
-    /// Has a group fingerprint so many pages a second for so many seconds, whatever its settings have. `None` ends that.
+    /// Makes a group fingerprint this many pages a second for `for_s` seconds, in place of its scan rate. `None` ends
+    /// that.
     ///
     /// # Errors
     /// The service refuses.
@@ -402,7 +404,7 @@ impl Service {
         self.settings_after(&Ask::Set { group: group.to_owned(), change, by: None })
     }
 
-    /// The same for one who asked the web side.
+    /// As [`Self::set`], for a user who asked the web side.
     ///
     /// # Errors
     /// The service refuses.
@@ -410,7 +412,7 @@ impl Service {
         self.settings_after(&Ask::Set { group: group.to_owned(), change, by: Some(by) })
     }
 
-    /// Asks whether further guests fit, for somebody who has asked the web side.
+    /// Asks whether further guests fit, for a user who asked the web side.
     ///
     /// # Errors
     /// The service refuses, or hangs up.
@@ -421,7 +423,7 @@ impl Service {
         })
     }
 
-    /// Tells that the web side was asked with tokens that are none: how often in all, and by address.
+    /// Reports requests to the web side with invalid tokens: how many in all, and how many from each address.
     ///
     /// # Errors
     /// The service refuses, or hangs up.
@@ -440,7 +442,7 @@ impl Service {
         })
     }
 
-    /// Has a group run as it is configured. Returns its settings.
+    /// Drops a group's changes on the fly, so that it runs as configured. Returns its settings.
     ///
     /// # Errors
     /// The service refuses, or hangs up.

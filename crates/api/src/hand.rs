@@ -7,8 +7,9 @@
 //! A process speaks for itself alone: the kernel notes at both ends which process made them. And only root, or the user
 //! whose process that is, can hand such an end on.
 //!
-//! The agent's object is handed on, too. The service keeps that sealed memory file for the next one that puts an agent into a
-//! process, so that all processes map one file. Anybody may ask for it. Root alone may have one kept. The asker compares its bytes with its own.
+//! The agent's object is handed on, too. The service keeps this sealed memory file for the next `pagefold-attach`, so
+//! that all processes map one file. Anybody may ask for the file, and compares its bytes with the own object. Only root
+//! may hand one over to be kept.
 //!
 //! Questions about templates come here, too, because files go with them ([`crate::template`]).
 //!
@@ -36,7 +37,7 @@ pub fn hand_on(place: &Place, server: Server, socket: BorrowedFd<'_>) -> io::Res
     if service.send(&server.frame(), &[socket])? { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
 
-/// A thing that somebody hands on, or asks for.
+/// A connection or file that a client hands on, or a question with a file.
 #[derive(Debug)]
 pub enum Handed {
     /// A connection to a process of the service.
@@ -69,7 +70,7 @@ pub fn kept_object(place: &Place) -> io::Result<Option<ForeignFile>> {
     }
 }
 
-/// Answers that question.
+/// Answers the question of [`kept_object`].
 ///
 /// # Errors
 /// The asker is gone.
@@ -77,7 +78,7 @@ pub fn answer_object(to: &Seqpacket, kept: Option<BorrowedFd<'_>>) -> io::Result
     to.send(&OBJECT, &Vec::from_iter(kept)).map(drop)
 }
 
-/// Has a service keep an object.
+/// Hands an agent's object to a service to keep.
 ///
 /// # Errors
 /// No service is there.
@@ -86,10 +87,10 @@ pub fn keep_object(place: &Place, object: BorrowedFd<'_>) -> io::Result<()> {
     service.send(&OBJECT, &[object]).map(drop)
 }
 
-/// Takes what somebody hands on; `None` if there is nothing yet.
+/// Receives what a client hands on; `None` if nothing has come yet.
 ///
 /// # Errors
-/// It is no such thing, or not theirs to hand on.
+/// The message is invalid, or the client may not hand this on.
 pub fn take(from: &Seqpacket) -> io::Result<Option<Handed>> {
     let (mut frame, mut files) = ([0; 512], Vec::new());
     let received = from.receive(&mut frame, &mut files);
@@ -106,7 +107,7 @@ pub fn take(from: &Seqpacket) -> io::Result<Option<Handed>> {
         let is_roots = from.peer()?.uid == 0;
         return if is_roots { Ok(Some(Handed::Object(object))) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
-    // All that came is closed by another thread.
+    // All files that came along are closed by another thread.
     let mut sockets: Vec<Seqpacket> = files.into_iter().map(Seqpacket::from_stranger).collect();
     let bytes = match received? {
         Received::Nothing => return Ok(None),

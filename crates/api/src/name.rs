@@ -29,13 +29,13 @@ pub fn of_process(program: &str, pid: u32) -> String {
     format!("{}-{pid}", if program.is_empty() { "process" } else { program })
 }
 
-/// A valid name that differs from this valid one by a number.
+/// A valid name, made from this valid name and a number.
 pub fn numbered(name: &str, number: u32) -> String {
     let end = format!("-{number}");
     format!("{}{end}", &name[..name.len().min(MOST_BYTES.saturating_sub(end.len()))])
 }
 
-/// A valid name for a group, as like `text` as may be.
+/// A valid name for a group, as similar to `text` as possible.
 pub fn of_group(text: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_') { c } else { '-' };
     let text: String = text.chars().take(MOST_BYTES.saturating_sub("group-".len())).map(plain).collect();

@@ -182,7 +182,7 @@ impl Place {
         }
     }
 
-    /// Whether there are the sockets of a service.
+    /// Whether the directory has the sockets of a service.
     fn is_a_services(&self) -> bool {
         [self.control_socket(), self.agent_socket()].iter().all(|path| path.exists())
     }

@@ -64,7 +64,8 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// Whether its guest runs, where a guest of its name does.
+    /// Whether the promise is used, given whether a guest of its name `runs`. A promise for several guests is not used
+    /// up by the first.
     const fn is_used(&self, runs: bool) -> bool {
         runs && self.guests == 1
     }
@@ -72,7 +73,7 @@ impl Promise {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Kept {
-    /// The start of the host that all of this belongs to.
+    /// Boot id of the host to which these promises belong.
     boot: String,
     /// Number of the next promise without a name.
     next: u64,
@@ -226,7 +227,8 @@ impl Promises {
         self.drop_over(look.began_ms, runs)
     }
 
-    /// Has nothing promised until the next look: a plan lends memory that the last one does not know of.
+    /// Removes the last look, so that nothing is promised until the next one. For a plan that lends memory of which the
+    /// last look does not know.
     ///
     /// # Errors
     /// The file cannot be removed.
@@ -240,7 +242,7 @@ impl Promises {
         }
     }
 
-    /// Drops promises of guests that run, and those that have ended before this time.
+    /// Drops promises whose guests run, and promises that have ended before this time.
     fn drop_over(&mut self, at_ms: u64, runs: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         let is_over = |name: &str, promise: &Promise| promise.is_used(runs(name)) || promise.until_ms < at_ms;
         let (over, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -280,7 +282,7 @@ impl Promises {
             (promise.until_ms, promise.is_ended) = (promise.until_ms.min(at_ms), true);
             return self.save();
         }
-        // Where nobody looks, promises are over some time after their end.
+        // Without a balancer's look, promises are dropped some time after their end.
         self.drop_over(at_ms.saturating_sub(MOST_HOLD_S.saturating_mul(1000)), |_| false)?;
         if self.kept.promises.len() >= MOST_PROMISES {
             bail!("there are {MOST_PROMISES} promises already: wait until some are used, or lapse");
@@ -358,14 +360,14 @@ pub fn reservations(dir: &Path, began_ms: u64, runs: impl Fn(&str) -> bool) -> a
     Ok(Kept::read(dir)?.reservations(began_ms, runs))
 }
 
-/// The figure of a group, by a look; `None` if the group has no VM.
+/// How many further guests of a group fit, by a look; `None` if the group has no VM.
 pub fn fit(dir: &Path, look: &Look, group: &str) -> Option<Fit> {
     let like_bytes = look.standing.usual_of(group)?;
     let held = Kept::read(dir).ok()?.held(look);
     let wanted = Wanted {
         memory_bytes: Some(like_bytes),
         group: Some(group.to_owned()),
-        // As many as there are never: the answer has how many fit.
+        // More guests than ever fit: the answer tells how many fit.
         guests: u64::MAX,
         assurance: look.assurance,
         ..Wanted::default()

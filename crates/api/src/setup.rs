@@ -1,4 +1,4 @@
-//! The supervisor's word to its web side, `pagefold-web`: one message at its start, and one for each change.
+//! The supervisor's messages to its web side, `pagefold-web`: one at its start, and one for each change.
 //!
 //! Standard input of `pagefold-web` is a `SOCK_SEQPACKET` socket. The first message has the listening sockets with it, in
 //! the order of [`Setup::sockets`]; later ones have none. When the socket closes, the supervisor has ended, and
@@ -51,7 +51,7 @@ pub struct Token {
 }
 
 impl fmt::Debug for Token {
-    /// A secret has no place in a log.
+    /// The token's secret is left out, because it must not be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, control, groups, .. } = self;
         f.debug_struct("Token").field("name", name).field("control", control).field("groups", groups).finish()

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::Duration;
 
-/// First byte of a question among what is handed on.
+/// First byte of a question about templates, among the frames on `hand.sock`.
 pub const MARK: u8 = b't';
 /// Longest question or answer, in bytes.
 pub const MOST_BYTES: usize = 8 << 10;
@@ -60,7 +60,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// The group that it is about.
+    /// The group that the question is about.
     pub fn group(&self) -> &str {
         let (Self::Load { group, .. } | Self::Unload { group, .. } | Self::List { group }) = self;
         group
@@ -84,9 +84,9 @@ pub struct Template {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It is loaded; with it, its file.
+    /// The template is loaded. Its file comes with the answer.
     Loaded(Template),
-    /// It goes when no member maps it.
+    /// The template is unloaded, and goes when no member maps it any more.
     Unloaded,
     /// These are loaded.
     Templates(Vec<Template>),
@@ -135,7 +135,7 @@ fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Reads a message; `None` if it is none of these.
+/// Reads a question or a reply; `None` if the frame is none.
 pub fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
     serde_json::from_slice(frame.strip_prefix(&[MARK])?).ok()
 }
