@@ -1,6 +1,6 @@
 //! Guests that are not parked because a program uses them.
 //!
-//! The program is named by its process, and the note counts for as long as that lives. So nobody has to take it back.
+//! The note names the program's process, and counts for as long as that process lives. So nobody has to remove it.
 //!
 //! ```text
 //!   DIR/parked/GUEST.HOLDER.awake    the two processes
@@ -28,9 +28,9 @@ impl Parking {
     /// Keeps the guest of this process from being parked for as long as another process lives.
     ///
     /// # Errors
-    /// That cannot be noted.
+    /// The note cannot be written.
     pub fn keep_awake(&self, guest: ProcessId, holder: ProcessId) -> anyhow::Result<()> {
-        // Notes of processes that have ended are dropped on the way.
+        // This call also drops notes of processes that have ended.
         self.holder_of(guest);
         let path = dir_of(&self.service).join(format!("{}.{}.awake", guest.pid, holder.pid));
         let next = path.with_extension("next");
@@ -53,7 +53,7 @@ impl Parking {
                 Some(awake) if awake.holder.is_alive() && awake.guest.is_alive() => {
                     found = found.or((awake.guest == guest).then_some(awake.holder));
                 }
-                // A damaged one says nothing, and is nobody's.
+                // Notes of processes that have ended, and damaged notes, are removed.
                 _ => _ = fs::remove_file(&path),
             }
         }

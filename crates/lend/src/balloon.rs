@@ -33,12 +33,12 @@ pub(crate) struct Statistics {
     pub claims: Claims,
     /// Major faults and pages swapped in, since the guest started.
     pub faults: u64,
-    /// When the guest told them, by the host's clock, in seconds.
+    /// Time at which the guest told the statistics, by the host's clock, in seconds since 1970.
     pub told_at_s: u64,
 }
 
 impl Statistics {
-    /// Whether the guest told them lately.
+    /// Whether the guest told the statistics within the last 20 s.
     pub fn is_fresh(&self) -> bool {
         let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         // The clock may have been set back since.
@@ -55,7 +55,8 @@ impl Balloon {
         Self::open_known(guest, None)
     }
 
-    /// Connects to a guest of which the device is known, and that was asked for statistics before. That halves the questions.
+    /// Connects to a guest whose balloon device is known, and that was asked for statistics before. That halves the
+    /// number of questions to QEMU.
     pub(crate) fn open_known(guest: &Guest, known: Option<Device>) -> anyhow::Result<Option<Self>> {
         if !guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon) {
             return Ok(None);
@@ -72,7 +73,7 @@ impl Balloon {
         Ok(Some(balloon))
     }
 
-    /// The device, for [`Self::open_known`].
+    /// The balloon's device, for [`Self::open_known`].
     pub(crate) fn device(&self) -> Device {
         self.device.clone()
     }
@@ -110,7 +111,7 @@ impl Balloon {
         answer["actual"].as_u64().context("QEMU told no size of the balloon")
     }
 
-    /// Memory that was plugged in, of which QEMU's balloon takes, too: DIMMs. 0 if QEMU does not tell.
+    /// Memory in DIMMs that were plugged in, from which QEMU's balloon takes pages, too. 0 if QEMU does not tell.
     pub(crate) fn plugged_bytes(&mut self) -> u64 {
         let devices = self.qmp.execute("query-memory-devices", json!({})).unwrap_or_default();
         let of_dimm = |device: &Value| (device["type"] == "dimm").then(|| device["data"]["size"].as_u64()).flatten();

@@ -5,9 +5,9 @@
 //!   grow:   each guest is told its size; if a guest that had to shrink has not, only guests below their guarantee are
 //! ```
 //!
-//! Guests on hold are resumed when the floor is available again, or the first phase is over. Those that shrink are resumed before, as far as
-//! memory bears that is available. A phase ends early where the host
-//! falls below its floor in it: the next round has to look anew.
+//! Guests on hold are resumed when the floor is available again, or the first phase is over. Paused guests that have to
+//! shrink are resumed before, as far as the available memory allows. A phase ends early where the host falls below its
+//! floor in it: the next round has to look anew.
 
 use crate::balloon::Balloon;
 use crate::ledger::{Entry, Ledger, Turn};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Pause between two looks at balloons that are on their way: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Tolerated distance from a target, as a part of the way: 1/16.
+/// Distance from the target size at which a step counts as complete, as a part of the step: 1/16.
 const NEAR: u64 = 16;
 
 /// Problem of a step whose guest is gone.
@@ -85,7 +85,7 @@ pub fn carry_out((frees, grows): (&[Step], &[Step]), means: &mut Means) -> anyho
         outcome.landed_s.is_none() && guest_of(means.guests, &outcome.step).is_some_and(|guest| !has_ended(guest))
     };
     let late = outcomes.iter().any(is_late) || (!grows.is_empty() && !means.is_relieved());
-    // A guest gets its guarantee, whatever others do.
+    // Growth up to a guarantee is made even if another guest has not shrunk.
     let (made, left): (Vec<&Step>, Vec<&Step>) = grows.iter().partition(|step| !late || step.is_owed);
     for step in left {
         let outcome = not_made(
@@ -112,7 +112,8 @@ fn not_made(step: &Step, why: &str) -> Outcome {
 }
 
 impl Means<'_> {
-    /// Tells guests their size again, without a wait: a driver that was away may do it then.
+    /// Tells guests their size again, without waiting for the outcome: a driver that was not running before may act on
+    /// it.
     ///
     /// # Errors
     /// The ledger cannot be written.
@@ -122,17 +123,17 @@ impl Means<'_> {
         self.ledger.write_all_down(self.turn, steps.iter().map(|step| Entry::Reminder { at_s, step }))?;
         let told = |step: &Step| Some((guest_of(guests, step)?, step.to_bytes));
         self.ledger.note_targets(self.turn, steps.iter().filter_map(told))?;
-        // One that fails is flagged already.
+        // A failure is ignored: a driver that does not do as told is flagged already.
         many::each(steps.iter(), |step| guest_of(guests, step).map(|guest| tell(guest, step.to_bytes)));
         Ok(())
     }
 
-    /// Whether the host has its floor again.
+    /// Whether the host's available memory is above the floor again.
     fn is_relieved(&self) -> bool {
         (self.available)() >= self.facts.host.floor_bytes
     }
 
-    /// Resumes guests that have to shrink, as far as memory bears that is available.
+    /// Resumes guests that have to shrink, as far as the available memory allows.
     fn resume_covered(&mut self, going: &[Going]) -> anyhow::Result<()> {
         let open = going.iter().filter(|one| one.is_open()).map(|one| one.step.guest.as_str());
         let (held, running): (Vec<&str>, Vec<&str>) = open.partition(|guest| self.hold.has(guest));
@@ -203,7 +204,7 @@ impl<'a> Going<'a> {
         self.landed_s.is_none() && self.problem.is_none()
     }
 
-    /// Looks whether the guest has its size.
+    /// Reads the guest's size, and notes when the target is reached.
     fn look(&mut self, began: Instant) {
         let Some(guest) = self.guest else { return };
         let size = Balloon::open(guest).ok().flatten().and_then(|mut balloon| balloon.size_bytes().ok());

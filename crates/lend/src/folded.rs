@@ -1,4 +1,4 @@
-//! Waiting until what members have is folded, by the word of their agents and of their group's worker.
+//! Waiting until members' memory is folded, by the answers of their agents and of their group's worker.
 //!
 //! ```text
 //!   private pages in frames --> Why? --> young, or under way: folding is not over --> asked again
@@ -20,7 +20,8 @@ use wire::{RUNS, WHY_PAGES, Why};
 
 /// Pause between two questions: 1 s. A round takes that long while much changes.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Number of answers in a row after which folding is over, or after which no answer is waited for: 3.
+/// Number of answers in a row that show that folding is over, or of failed questions in a row, after which the wait
+/// ends: 3.
 const IN_A_ROW: u32 = 3;
 /// Pages that may be left when folding is over, as a part of all: 1/64. A program that runs writes some all the time.
 const FEW_PART: u64 = 64;
@@ -36,11 +37,11 @@ const ADDRESSES_END: HostVirt = HostVirt((1 << 47) - (1 << page::PAGE_SHIFT));
 /// Pages that a guest holds alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// All of them.
+    /// Number of all pages.
     pages: u64,
-    /// Those that were written too lately, or were not looked at since.
+    /// Pages that were written too recently, or were not looked at since.
     young: u64,
-    /// Those that are about to be folded.
+    /// Pages that are about to be folded.
     under_way: u64,
 }
 
@@ -115,7 +116,8 @@ pub fn until_folded(place: &Place, guests: &[Guest], patience: Duration) -> Vec<
     waits.into_iter().map(|wait| if wait.goes_on() { wait.why.map(late) } else { wait.why }).collect()
 }
 
-/// Asks about a guest. The connection is made anew after an error: the service may have been started again.
+/// Asks the service about a guest. After an error, the connection is made again, because the service may have
+/// restarted.
 fn left(place: &Place, service: &mut Option<Service>, guest: &Guest) -> anyhow::Result<Left> {
     let group = guest.facts.folded_in.as_deref().context("it is no member of a service")?;
     let connected = match service.take() {
@@ -136,7 +138,8 @@ fn left(place: &Place, service: &mut Option<Service>, guest: &Guest) -> anyhow::
     Ok(left)
 }
 
-/// Pieces of what a process holds alone in frames, and the number of pages for which each of their pages stands.
+/// Ranges of pages that a process holds alone in frames. If these are only a sample, also the number of pages for which
+/// each page stands.
 fn pieces(pid: u32) -> anyhow::Result<(Vec<PageRange>, u64)> {
     let ranges = Pagemap::open(pid)?.private_ranges(HostVirt(0), ADDRESSES_END)?;
     let mut pieces = Vec::new();

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 const UNSEEN_BYTES_PER_S: u64 = 16 << 20;
 /// Most points of a curve of faults by size.
 const MOST_POINTS: usize = 16;
-/// Parts of RAM that points of a curve are apart: 1/16.
+/// Distance between points of a curve, as a part of RAM: 1/16.
 const POINT_PART: u64 = 16;
 /// Least time between two reminders of one guest: 10 s.
 const REMINDED_EVERY: Duration = Duration::from_secs(10);
-/// Time in which all guests are asked for their sizes, after which no further one is: 5 s.
+/// Time in which guests are asked for their sizes: 5 s. Guests that were not asked by then count as silent.
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// Weight of the newest rate of faults at a point: 1/4.
 const NEWEST: f64 = 0.25;
@@ -44,10 +44,10 @@ struct Watched {
     /// Memory that was plugged in, by the last look that asked for it.
     plugged_bytes: u64,
     ram: Option<RamUse>,
-    /// Its statistics, as it told them last, and the process of its QEMU.
+    /// The guest's last statistics, and the process of its QEMU.
     statistics: Option<Statistics>,
     pid: u32,
-    /// Its size at the last look, and the largest that it can have had when it told its statistics.
+    /// The guest's size at the last look, and the largest size that it can have had when it told its statistics.
     size_bytes: u64,
     told_size_bytes: u64,
     faults_per_s: f64,
@@ -64,7 +64,7 @@ struct Watched {
 pub struct Gatherer {
     rules: Rules,
     began: Instant,
-    /// Seconds that pass for it in one of the host's.
+    /// Seconds of the gatherer's clock in one second of the host's.
     rate: u32,
     limits: Option<MemoryLimits>,
     watched: BTreeMap<String, Watched>,
@@ -90,8 +90,8 @@ impl Gatherer {
         &self.rules
     }
 
-    /// Has so many seconds pass for it in one of the host's: drivers, pressure and groups are judged that much sooner. Tests need not
-    /// wait for minutes then.
+    /// Makes `rate` seconds pass for the gatherer in one second of the host's, so that drivers, pressure and groups are
+    /// judged sooner. For tests, which then need not wait for minutes.
     pub const fn hurry(&mut self, rate: u32) {
         self.rate = rate;
     }
@@ -106,8 +106,9 @@ impl Gatherer {
         self.rules.total_and_available().ok().map(|(_, available)| available)
     }
 
-    /// The facts of this moment, within their bounds. Guests that are no VMs, and those that have ended, are left out. So are
-    /// strangers': their programs are like any other. Nothing is promised to them, and memory that they hold is not available.
+    /// The facts of this moment, within their bounds. Guests that are no VMs, and guests that have ended, are left out.
+    /// So are VMs of strangers, which count as any other program: nothing is promised to them, and memory that they
+    /// hold is not available.
     ///
     /// # Errors
     /// The kernel does not tell about the host.
@@ -125,8 +126,8 @@ impl Gatherer {
         Ok(facts.bounded())
     }
 
-    /// Asks guests for their sizes; `None` for those that are not to be asked. Of an owner's guests, those that were silent last come
-    /// last. One that was not asked in time counts as silent.
+    /// Asks guests for their sizes; `None` for guests that are not to be asked. Guests that were silent at the last
+    /// look are asked after the other guests of their owner. A guest that was not asked in time counts as silent.
     fn ask_all(&self, vms: &[&Guest]) -> Vec<Option<Answer>> {
         let watched = |guest: &Guest| self.watched.get(&guest.id);
         let is_silent = |guest: &Guest| watched(guest).is_some_and(|one| one.driver.state() == DriverState::Silent);
@@ -154,7 +155,7 @@ impl Gatherer {
             ram_bytes: guest.ram_bytes,
             target_bytes: Some(step.to_bytes),
             actual_bytes,
-            // As they were: frames that a balloon has given up since are seen in the next round.
+            // Frames as they were at the look: frames that a balloon has given up since are counted in the next round.
             resident_bytes: guest.resident_bytes,
             had_arrived: false,
         };
@@ -208,7 +209,7 @@ impl Gatherer {
         })
     }
 
-    /// RAM of a guest in frames, after a look at what is plugged in; `None` if it has ended.
+    /// RAM of a guest in frames, after a look at plugged-in memory; `None` if the guest has ended.
     fn ram_of(&mut self, guest: &Guest, started_with: u64, asked: Option<&Answer>, at: Duration) -> Option<RamUse> {
         let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
         let ram = RamUse::of(guest, started_with, known, at).ok()?;
@@ -225,7 +226,7 @@ impl Gatherer {
         let at = self.at();
         let ram = self.ram_of(guest, started_with, asked.as_ref(), at)?;
         let watched = self.watched.entry(guest.id.clone()).or_default();
-        // The process has addresses for what is plugged in.
+        // A process has addresses for its plugged-in memory, so QEMU's word is bounded by the size of its mappings.
         let ram_bytes = started_with.saturating_add(watched.plugged_bytes).min(started_with.max(ram.mapped_bytes));
         let RamUse { resident_bytes, folded_bytes, swapped_bytes, peak_bytes, beside_bytes, .. } = ram;
         let pid = guest.pids.first().copied().unwrap_or(0);
@@ -274,7 +275,7 @@ fn within_limits(ram_bytes: u64, left: Option<u64>, ram: &RamUse) -> u64 {
     ram_bytes.min(left.map_or(u64::MAX, |left| left.saturating_add(taken)))
 }
 
-/// A size is a part of all its RAM. A guest that has more of that than is known cannot be told one.
+/// A size for the balloon refers to all RAM of the guest. If the guest has more RAM than is known, no size can be told.
 fn can_be_told(answer: &Answer, ram_bytes: u64) -> bool {
     answer.as_ref().is_none_or(|told| told.size_bytes <= ram_bytes)
 }
@@ -288,7 +289,7 @@ struct Told {
     device: Device,
 }
 
-/// The word of a guest's QEMU; `None` if nobody answers.
+/// The answer of a guest's QEMU; `None` if nobody answers.
 type Answer = Option<Told>;
 
 /// Asks a guest's balloon; `None` if it has none.
@@ -324,7 +325,7 @@ impl Watched {
         if is_parked && state == DriverState::Works { DriverState::Stuck } else { state }
     }
 
-    /// Seconds since it was seen first. Of a guest that ran before, the most that it has held is not known.
+    /// Seconds since the guest was first seen. The most memory that the guest held before that is not known.
     fn seen_s(&mut self, at: Duration) -> u64 {
         at.saturating_sub(*self.since.get_or_insert(at)).as_secs()
     }
@@ -335,7 +336,7 @@ impl Watched {
         (guest.pids.first() == Some(pid)).then(|| device.clone())
     }
 
-    /// The guest's word of itself, if it is of late. It no longer has memory that its balloon has taken since.
+    /// The guest's own statistics, if they are recent, less memory that its balloon has taken since.
     fn claims(&self) -> Option<Claims> {
         let Statistics { claims, .. } = self.statistics.filter(Statistics::is_fresh)?;
         let taken = self.told_size_bytes.saturating_sub(self.size_bytes);
@@ -349,7 +350,7 @@ impl Watched {
     fn take(&mut self, pid: u32, answer: Answer, ram_bytes: u64) {
         self.device = None;
         if std::mem::replace(&mut self.pid, pid) != pid {
-            // It has started anew.
+            // The guest has another QEMU process: it was started again.
             self.statistics = None;
         }
         let Some(Told { size_bytes: size, statistics, device, .. }) = answer else { return };
@@ -362,7 +363,7 @@ impl Watched {
         if let Some(before) = self.statistics.filter(|before| before.told_at_s <= told.told_at_s) {
             let seconds = told.told_at_s.saturating_sub(before.told_at_s);
             if seconds == 0 {
-                // Somebody may have ended the statistics. They are asked for anew.
+                // Another client may have switched the statistics off. The next look switches them on again.
                 return;
             }
             self.faults_per_s = told.faults.saturating_sub(before.faults) as f64 / seconds as f64;

@@ -1,4 +1,4 @@
-//! A process of its own that pauses guests and resumes them, whatever becomes of the one that asked for it.
+//! A separate process that pauses guests, and resumes them even if the balancer that asked for the pause is killed.
 //!
 //! ```text
 //!   balancer                         holder                          guest
@@ -9,9 +9,9 @@
 //!                10 s after its stop   | -- QMP cont ----------------> |
 //! ```
 //!
-//! The ledger names each paused guest before its pause. So the next balancer resumes it where the holder was killed, too. Guests that do
-//! not run are not noted, and not resumed.
-//! QEMU serves one client at a time. The holder connects anew for each command, and others can ask in between.
+//! The ledger names each paused guest before its pause. So the next balancer resumes it where the holder was killed,
+//! too. Guests that do not run at that moment are neither noted nor resumed. QEMU serves one client at a time. The
+//! holder connects anew for each command, and others can ask in between.
 
 use crate::many;
 use guest::{Guest, Qmp};
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const MOST_WORDS: usize = 200;
 /// Pause between two tries to resume a guest whose QEMU did not answer: 500 ms.
 const TRY_EVERY: Duration = Duration::from_millis(500);
-/// Time for which a guest is tried to be resumed: 10 min.
+/// Time for which the holder tries to resume a guest: 10 min.
 const GIVE_UP: Duration = Duration::from_secs(600);
 /// Wait for a command while no guest is paused: 1 hour.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -79,7 +79,7 @@ pub(crate) struct Reply {
     pub guest: String,
     /// Whether it is paused.
     pub is_paused: bool,
-    /// The time for which it has been, in milliseconds.
+    /// Length of the pause so far, in milliseconds.
     pub paused_ms: u64,
     /// The reason why it was not paused, or not resumed.
     pub problem: Option<String>,
@@ -90,7 +90,7 @@ struct Held {
     target: Target,
     since: Instant,
     due: Instant,
-    /// Time on hold, once it runs.
+    /// Length of the pause, once the guest runs again.
     paused: Option<Duration>,
     problem: Option<String>,
 }
@@ -140,7 +140,8 @@ fn obey(line: &str, all: &mut Vec<Held>) -> Replies {
                 if Instant::now() < until { stop(target) } else { Err("others take too long to be stopped".into()) }
             };
             let mut replies = Replies::new();
-            // Guests that have been stopped do not stand still for longer because others do not answer.
+            // Guests are stopped a few at a time, so that a guest that does not answer does not lengthen the pause of
+            // others.
             for some in targets.chunks(many::AT_ONCE) {
                 let stopped = many::each(some.iter(), |target| (stop_in_time(target), target.clone()));
                 replies.extend(stopped.into_iter().map(|(stopped, target)| note(stopped, target, all)));
@@ -198,7 +199,7 @@ fn resume_due(all: &mut [Held]) {
     });
 }
 
-/// Connects to a guest that may be paused, because it runs. One that does not is somebody else's to resume.
+/// Connects to a guest that runs, and so may be paused. If a guest does not run, whoever has paused it must resume it.
 ///
 /// # Errors
 /// It does not run, is being moved to another host, or does not answer.
@@ -208,7 +209,7 @@ pub(crate) fn running(target: &Target) -> Result<Qmp, String> {
         "running" => {}
         other => return Err(brief(&format!("it does not run: it is {other}"))),
     }
-    // On its new host, nobody would resume it.
+    // A paused guest that moves to another host would not be resumed there.
     let migration = qmp.execute("query-migrate", json!({})).map_err(|error| brief(&error.to_string()))?;
     if migration["status"].as_str().is_some_and(|status| !NO_MIGRATION.contains(&status)) {
         return Err("it is being moved to another host".into());
@@ -219,7 +220,7 @@ pub(crate) fn running(target: &Target) -> Result<Qmp, String> {
 /// Pauses a guest that runs.
 pub(crate) fn stop(target: &Target) -> Result<Instant, String> {
     let mut qmp = running(target)?;
-    // It is held from here on: QEMU may have stopped it without an answer in time.
+    // The guest counts as held from here on, because QEMU may have stopped it without answering in time.
     let since = Instant::now();
     let _ = qmp.execute("stop", json!({}));
     Ok(since)
@@ -228,7 +229,7 @@ pub(crate) fn stop(target: &Target) -> Result<Instant, String> {
 /// Pauses a guest that runs, until somebody resumes it.
 ///
 /// # Errors
-/// It does not run, or is not seen to stand still in time. It may do so nevertheless.
+/// The guest does not run, or was not seen to stand still in time. In the second case it may stand still later.
 pub(crate) fn stop_for_long(target: &Target) -> Result<(), String> {
     let since = stop(target)?;
     loop {

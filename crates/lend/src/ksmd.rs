@@ -9,9 +9,10 @@
 //!                                  X killed, too             stays: the next driver, or restore(), puts back
 //! ```
 //!
-//! The driver ends as it does when it is killed: its pipe closes, and the guard puts back. Both have the lock of benches, since a bench
-//! takes the knobs that it finds for the host's. Merged pages stay merged: undoing that takes memory. There is one exception.
-//! The policy for NUMA nodes can only be put back while nothing is merged. So all is unmerged then, if there is memory for it.
+//! The driver ends as it does when it is killed: its pipe closes, and the guard puts back. Driver and guard hold the
+//! lock that benches use, because a bench takes the knobs that it finds for the host's own. Merged pages stay merged:
+//! undoing that takes memory. There is one exception. The policy for NUMA nodes can only be put back while nothing is
+//! merged. If that policy has changed, all pages are unmerged, if there is memory for it.
 
 use act::{KsmKnobs, set_ksm};
 use anyhow::{Context, bail};
@@ -39,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Number of looks at free memory that are kept: 10.
 const FREE_LOOKS: usize = 10;
-/// The word with which a driver says that it ends by itself.
+/// Message from a driver to its guard that the driver ends by itself.
 const ENDS: &[u8] = b"ends\n";
 /// Programs that set the same knobs.
 const OTHERS: [&str; 2] = ["ksmtuned", "momd"];
@@ -47,19 +48,19 @@ const OTHERS: [&str; 2] = ["ksmtuned", "momd"];
 /// The note of a driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
-    /// Knobs before it began.
+    /// Values of the knobs before the driver began.
     former: Vec<(String, String)>,
     driver: ProcessId,
     rule: Rule,
-    /// Its begin, in seconds since the host started.
+    /// Time at which the driver began, in seconds since the host started.
     began_s: u64,
-    /// Processor time of ksmd until then.
+    /// Processor time that ksmd had used when the driver began.
     cpu_s: Option<f64>,
     /// The reason of the knobs as they are.
     reason: String,
 }
 
-/// A host under a driver.
+/// One look of a driver at the host, and the knobs for the next window.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Look {
     /// Seconds since the host started.
@@ -76,12 +77,12 @@ pub struct Look {
     pub net_bytes: i64,
     /// Processor time of ksmd since the driver began; `None` in a PID namespace.
     pub ksmd_cpu_s: Option<f64>,
-    /// Whether the knobs are others than before.
+    /// Whether this look has changed a knob.
     #[serde(skip)]
     pub is_new: bool,
 }
 
-/// A driver, as a status tells of it.
+/// A driver, as shown in a status.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Driver {
     /// Its process.
@@ -92,7 +93,7 @@ pub struct Driver {
     pub seconds: u64,
     /// The reason of the knobs as they are.
     pub reason: String,
-    /// Processor time of ksmd since then; `None` in a PID namespace.
+    /// Processor time of ksmd since the driver began; `None` in a PID namespace.
     pub ksmd_cpu_s: Option<f64>,
 }
 
@@ -181,7 +182,7 @@ impl Driving {
         let note = Note { former: former.0, driver, rule, began_s, cpu_s, reason: "it begins".into() };
         let before = Counted::now(&ksm)?;
         write_note(&note)?;
-        // No knob is set where there is no guard.
+        // Without a guard, no knob is set, and the note is removed.
         let mut guard = start_guard(&lock).inspect_err(|_| _ = fs::remove_file(NOTE))?;
         let pipe = guard.stdin.take();
         let driving = Self {
@@ -236,7 +237,7 @@ impl Driving {
         Ok(Look { at_s, runs, pages_to_scan, sleep_millisecs, reason, net_bytes, ksmd_cpu_s, is_new })
     }
 
-    /// The host since the last look.
+    /// Activity of the host since the last look.
     fn seen(&mut self, ksm: &Ksm) -> anyhow::Result<ksm::Host> {
         let now = Counted::now(ksm)?;
         let before = std::mem::replace(&mut self.before, now);
@@ -270,7 +271,8 @@ impl Driving {
         self.leave()
     }
 
-    /// The guard does it, as when this process is killed. A guard that was killed itself is stood in for.
+    /// Makes the guard put the knobs back, as when this process is killed. If the guard was killed, this process puts
+    /// them back itself.
     fn leave(&mut self) -> anyhow::Result<()> {
         let Some(mut pipe) = self.pipe.take() else { return Ok(()) };
         let _ = pipe.write_all(ENDS);
@@ -291,7 +293,7 @@ impl Drop for Driving {
 /// The guard's process: waits for the end of its driver, and puts the knobs back.
 ///
 /// # Errors
-/// That cannot be; the note stays then.
+/// The knobs cannot be put back; the note stays then.
 pub fn guard() -> anyhow::Result<()> {
     let mut said = Vec::new();
     // A driver that is killed closes the pipe, too.
@@ -302,7 +304,7 @@ pub fn guard() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts back what a driver left behind that was killed together with its guard. Whether there was anything.
+/// Puts back the knobs of a driver that was killed together with its guard. Returns whether there was such a driver.
 ///
 /// # Errors
 /// A driver or a bench is at work, or a knob cannot be put back.
@@ -370,7 +372,7 @@ fn start_guard(lock: &File) -> anyhow::Result<Child> {
     let mut command = Command::new(cli::OWN_PROGRAM);
     // Signals of the terminal are meant for the driver.
     command.args(["ksm", "guard"]).process_group(0).stdin(Stdio::piped());
-    // It writes nothing there.
+    // The guard writes nothing to its standard output: it only holds the lock by it.
     command.stdout(lock.try_clone().context("cannot pass a lock on")?);
     command.spawn().context("cannot start the process that puts ksmd's knobs back")
 }
@@ -409,7 +411,7 @@ fn vm_bytes() -> anyhow::Result<u64> {
     Ok(host::pids()?.into_iter().filter_map(size).fold(0, u64::saturating_add))
 }
 
-/// Puts the knobs of the note back, and removes it. Whether there was one.
+/// Puts the knobs of the note back, and removes the note. Returns whether there was a note.
 fn put_back() -> anyhow::Result<bool> {
     let Some(note) = read_note()? else { return Ok(false) };
     let knobs = KsmKnobs(note.former);

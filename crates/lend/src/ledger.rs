@@ -7,7 +7,8 @@
 //!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
 //! ```
 //!
-//! QEMU does not tell a balloon's target. Without it, a driver that is on its way looks like one that is there.
+//! QEMU does not tell a balloon's target. Without a note of the target, a driver that is still on its way cannot be
+//! told from one that has arrived.
 //!
 //! A service and commands share a ledger. Plans of two processes at once could lend the same memory twice, so only the one
 //! that has the [`Turn`] changes anything. The kernel ends the turn of a process that is killed.
@@ -30,7 +31,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time after which a place on the ladder lapses that nobody has noted again, in seconds: 1 minute.
+/// Time after which a noted rung of the pressure ladder lapses, unless it is noted again, in seconds: 1 minute.
 const RUNG_FOR_S: u64 = 60;
 /// Least time between two pauses of one guest, in seconds: 1 minute.
 const PAUSED_EVERY_S: u64 = 60;
@@ -38,7 +39,7 @@ const PAUSED_EVERY_S: u64 = 60;
 const MOST_BYTES: u64 = 4 << 20;
 /// Longest wait for another process's turn to end: 60 s. A round takes half of that at most.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
-/// Longest wait for the promises, which others have for a moment only: 10 s.
+/// Longest wait for the lock of the promises, which others hold for a moment only: 10 s.
 const PROMISES_WITHIN: Duration = Duration::from_secs(10);
 /// Pause between two tries to get the turn: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -135,7 +136,7 @@ struct PausedGuest {
 }
 
 impl PausedGuest {
-    /// Whether nobody has resumed it.
+    /// Whether nobody has resumed the guest.
     fn is_left(&self) -> bool {
         !self.is_resumed && self.target.process.is_alive()
     }
@@ -144,7 +145,7 @@ impl PausedGuest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Kept {
-    /// The start of the host that all of this belongs to: processes and times are of that alone.
+    /// Boot id of the host: processes and times of the ledger belong to this boot alone.
     boot: String,
     /// By guest: its process, when that started, and the target.
     targets: BTreeMap<String, (u32, u64, u64)>,
@@ -152,7 +153,7 @@ struct Kept {
     arrived: BTreeMap<String, (u32, u64)>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
     rung: (Rung, u64),
-    /// Pauses by guest: those of the last minute, and those that nobody has ended.
+    /// Pauses by guest: pauses of the last minute, and pauses that nobody has ended.
     paused: BTreeMap<String, PausedGuest>,
     /// Rules of the process that balances continuously, and that process.
     rules: Option<(ProcessId, Rules)>,
@@ -287,7 +288,7 @@ impl Ledger {
         self.save()
     }
 
-    /// The guest that was paused by this id, as it was noted.
+    /// The paused guest with this id, as it was noted.
     pub(crate) fn paused(&self, guest: &str) -> Option<&Target> {
         self.kept.paused.get(guest).map(|paused| &paused.target)
     }
@@ -297,7 +298,8 @@ impl Ledger {
         self.kept.paused.iter().filter(|(_, paused)| paused.is_left()).map(|(guest, _)| guest.clone()).collect()
     }
 
-    /// Place on the pressure ladder, of the process that watches it; idle if none has for a minute.
+    /// The rung of the pressure ladder, as noted by the process that watches it; `Idle` if the note is older than a
+    /// minute.
     pub fn rung(&self) -> Rung {
         let (rung, until_s) = self.kept.rung;
         if until_s > host::boot_clock_s() { rung } else { Rung::Idle }

@@ -19,7 +19,7 @@ pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, work
             lock(&results).push((n, result));
         }
     };
-    // Threads are started only as far as there is work. A panic in one is a panic here.
+    // No more threads are started than there are items. A panic in a thread becomes a panic here.
     std::thread::scope(|scope| {
         while threads < AT_ONCE && lock(&queue).peek().is_some() {
             scope.spawn(work_on);

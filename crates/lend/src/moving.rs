@@ -10,15 +10,14 @@
 //!
 //! **The switch** begins when the source stands still for the rest (`finish-migrate`). These rules keep the guest from running twice:
 //!
-//! 1. The source waits for the destination's word that it has read all (`return-path`). Without it, the source counts as left as soon as
-//!    all is sent.
-//! 2. Before the switch, the source goes on whatever fails: QEMU sees to it where this process is killed. This process cancels a
-//!    migration only after it has paused the guest itself, and has seen it `paused`. A guest that was paused before the switch does not go
-//!    on at the destination.
-//! 3. After the switch has begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the destination hangs up
-//!    without having read all. If neither is heard for long, the link was lost in the switch, and nobody here can tell which side has the
-//!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
-//! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
+//! 1. The source waits until the destination confirms that it has read all (`return-path`). Otherwise the source would
+//! count as left as soon as all is sent. 2. Before the switch, the source goes on whatever fails: QEMU sees to it where
+//! this process is killed. This process cancels a migration only after it has paused the guest itself, and has seen it
+//! `paused`. A guest that was paused before the switch does not go on at the destination. 3. After the switch has
+//! begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the destination hangs up without
+//! having read all. If neither is heard for long, the link was lost in the switch, and nobody here can tell which side
+//! has the guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on. 4.
+//! A source that is `completed` is never resumed. It is ended, or kept as it is.
 //!
 //! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers nobody.
 
@@ -110,8 +109,8 @@ impl Movable {
         Ok(Self { target })
     }
 
-    /// Whether it has been moved, and its QEMU was left behind: by a command that was killed, or by `--keep`. A destination has said
-    /// that it has read all. So it is no guest that was written to a file.
+    /// Whether the guest has been moved, and its QEMU was left behind: by a command that was killed, or by `--keep`.
+    /// The destination has confirmed that it has read all, so the guest was not merely written to a file.
     ///
     /// # Errors
     /// Its QEMU does not answer.
@@ -121,7 +120,7 @@ impl Movable {
         Ok(is_over && settings::has(&mut qmp, "return-path")?)
     }
 
-    /// Checks that nothing speaks against moving it.
+    /// Checks that the guest can be moved.
     ///
     /// # Errors
     /// The reason.
@@ -155,10 +154,10 @@ impl Movable {
         drop((qmp, turn));
         let ended = match begun {
             Err(why @ QmpError::Refused { .. }) => Err(self.stays(&why.to_string())),
-            // One whose answer was lost may be under way.
+            // A migration whose answer was lost may be under way.
             _ => follow::Follow::of(&self.target, wanted).until_end(),
         };
-        // Of a guest that has gone, they tell that it has.
+        // On a guest that has gone, the settings are left: they show that it was moved.
         if let Ok(mut qmp) = self.running() {
             before.put_back(&mut qmp);
         }

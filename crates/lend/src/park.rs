@@ -52,7 +52,7 @@ pub struct Parked {
     /// Its process.
     pub process: ProcessId,
     qmp: Option<PathBuf>,
-    /// The process that parks it, until that is done.
+    /// The process that parks the guest, until parking is complete.
     parker: Option<ProcessId>,
 }
 
@@ -80,7 +80,7 @@ impl Parking {
         Ok(Self { service: service.to_owned(), _lock: lock })
     }
 
-    /// Guests that are parked, and live. Those go on whose parker was killed before it was done.
+    /// Parked guests that live. Guests whose parker was killed before it was done are woken.
     ///
     /// # Errors
     /// The notes cannot be read.
@@ -102,11 +102,11 @@ impl Parking {
         Ok(all)
     }
 
-    /// Has a guest stand still, for as long as this process lives, until [`Self::keep`]. The turn keeps a balancer from resuming it, and
-    /// from moving its balloon. The journal has the reason.
+    /// Stops a guest. Until [`Self::keep`], the guest stands still only for as long as this process lives. The turn
+    /// keeps a balancer from resuming the guest, and from moving its balloon. The journal has the reason.
     ///
     /// # Errors
-    /// It cannot be parked, or does not run, or something uses it. It goes on then.
+    /// The guest cannot be parked, does not run, or is used by a program. It goes on then.
     pub fn park(&self, guest: &Guest, ledger: &Ledger, _: &Turn, why: &str) -> anyhow::Result<Parked> {
         let parked = Parked::of(guest)?;
         if let Some(holder) = self.holder_of(parked.process) {
@@ -124,7 +124,7 @@ impl Parking {
     /// Notes that a guest is parked until somebody wakes it.
     ///
     /// # Errors
-    /// That cannot be written, or it was woken meanwhile.
+    /// The note cannot be written, or the guest was woken meanwhile.
     pub fn keep(&self, parked: &Parked) -> anyhow::Result<()> {
         if read(&self.path(parked)).ok().as_ref() != Some(parked) {
             bail!("somebody has woken it");
@@ -132,7 +132,7 @@ impl Parking {
         self.note(&Parked { parker: None, ..parked.clone() })
     }
 
-    /// Has a guest go on that could not be parked. Returns that, with the reason.
+    /// Wakes a guest that could not be parked. Returns an error with the reason.
     pub fn give_up(&self, parked: &Parked, why: &anyhow::Error) -> anyhow::Error {
         let guest = cli::printable(&parked.guest);
         match self.let_go_on(parked) {
@@ -145,10 +145,10 @@ impl Parking {
         }
     }
 
-    /// Has a parked guest go on. The journal has the reason.
+    /// Wakes a parked guest. The journal has the reason.
     ///
     /// # Errors
-    /// It does not, and is still noted. Or it does, and the journal cannot be written.
+    /// The guest does not go on, and is still noted. Or it goes on, and the journal cannot be written.
     pub fn wake(&self, parked: &Parked, why: &str) -> anyhow::Result<()> {
         let guest = cli::printable(&parked.guest);
         self.let_go_on(parked).map_err(|why| anyhow::anyhow!("{guest} does not go on: {why}"))?;
@@ -182,7 +182,7 @@ impl Parking {
     }
 
     fn forget(&self, parked: &Parked) {
-        // One that stays is of a guest that runs or has ended, and does no harm: it is woken once more.
+        // A note that cannot be removed does no harm: its guest runs or has ended, and is woken once more.
         let _ = fs::remove_file(self.path(parked));
     }
 
@@ -238,7 +238,8 @@ fn target_of(guest: &Guest) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// The process of a program. One that somebody else has stopped is theirs to let go on, and one under a debugger would tell that.
+/// The process of a program that runs. A process that somebody else has stopped is refused, and so is one under a
+/// debugger, which would notice the stop.
 fn running_process_of(guest: &Guest) -> anyhow::Result<ProcessId> {
     let pid = guest.pids.first().copied().context("a guest without a process")?;
     let process = ProcessId { pid, start_ticks: guest.facts.start_ticks };
@@ -270,7 +271,7 @@ fn read(path: &Path) -> anyhow::Result<Parked> {
     serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))
 }
 
-/// All notes. One that cannot be read keeps nobody from the others.
+/// All notes. A note that cannot be read is left out.
 fn read_all(service: &Path) -> anyhow::Result<Vec<Parked>> {
     let dir = dir_of(service);
     let is_note = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
@@ -286,10 +287,10 @@ fn read_all(service: &Path) -> anyhow::Result<Vec<Parked>> {
     Ok(all)
 }
 
-/// Has guests go on that a process has left standing still that was killed while it parked them.
+/// Wakes guests whose parker was killed while it parked them.
 pub fn wake_left(service: &Path) {
     if dir_of(service).is_dir() {
-        // Where another process has the notes, the next round does it.
+        // If another process holds the lock of the notes, the next round wakes them.
         let _ = Parking::lock(service, Duration::ZERO).and_then(|parking| parking.list());
     }
 }

@@ -42,10 +42,11 @@ struct Held {
     is_paused: bool,
 }
 
-/// The process that pauses and resumes, and two threads at its pipes: a holder that stands still itself keeps nobody waiting.
+/// The process that pauses and resumes guests, and two threads at its pipes, so that a holder that hangs makes nobody
+/// wait.
 struct Holder {
     child: Option<Child>,
-    /// It ends when this closes.
+    /// Commands to the holder, which ends when this closes.
     commands: Option<Sender<String>>,
     replies: Receiver<String>,
     /// Longest wait for a reply.
@@ -101,10 +102,10 @@ impl Hold {
                 || Some("the process that pauses guests has ended, or does not answer".into()),
                 |reply| reply.problem.clone(),
             );
-            // Without a reply it may be paused.
+            // Without a reply, the guest may be paused.
             let is_paused = reply.is_none_or(|reply| reply.is_paused);
             if !is_paused {
-                // It stands still for another reason, or runs: it is not to be resumed later on.
+                // The guest stands still for another reason, or runs, so it must not be resumed later.
                 running.push(pause.guest.clone());
             }
             self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused });
@@ -112,7 +113,8 @@ impl Hold {
         if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, &running) }
     }
 
-    /// Those of the guests that run. One that does not is not noted: whoever finds that note later on would resume it.
+    /// The guests that run. A guest that does not run must not be noted, because a later reader of the note would
+    /// resume it.
     fn that_run(&mut self, wanted: Vec<(Pause, Target)>, since: Instant) -> Vec<(Pause, Target)> {
         let looked = many::each(wanted.into_iter(), |(pause, target)| {
             let problem = hold::running(&target).err();
@@ -213,19 +215,19 @@ impl Holder {
 impl Drop for Holder {
     fn drop(&mut self) {
         self.commands = None;
-        // It lives on while a guest's QEMU does not answer.
+        // The holder lives on while a guest's QEMU does not answer.
         if let Some(mut child) = self.child.take() {
             std::thread::spawn(move || child.wait());
         }
     }
 }
 
-/// This program once more.
+/// A command that runs this program again.
 fn own_program() -> std::process::Command {
     std::process::Command::new(cli::OWN_PROGRAM)
 }
 
-/// Resumes guests that a process has left paused that was killed. To have the turn means that it is gone.
+/// Resumes guests that a killed process has left paused. The caller has the turn, so that process is gone.
 ///
 /// # Errors
 /// The ledger cannot be written.
@@ -239,14 +241,14 @@ pub fn resume_left(ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
         let pause = Pause { guest, reason: "the process that had paused it is gone".into() };
         Paused { pause, paused_ms: 0, problem }
     };
-    // All of them, before a ledger that cannot be written ends this.
+    // All guests are resumed first, because writing the ledger may fail.
     let resumed = many::each(left.into_iter(), resume);
     let running = resumed.iter().filter(|paused| paused.problem.is_none());
     let running: Vec<String> = running.map(|paused| paused.pause.guest.clone()).collect();
     note_resumed(&running, &resumed, ledger, turn)
 }
 
-/// Notes guests that run again, and writes down all that were to.
+/// Notes guests that run again, and writes all attempts to the journal.
 fn note_resumed(running: &[String], resumed: &[Paused], ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
     let at_s = host::boot_clock_s();
     let noted = if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, running) };

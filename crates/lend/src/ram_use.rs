@@ -1,5 +1,5 @@
-//! RAM of a guest in frames of the host. To count them, the kernel walks all page tables of the guest's process. So they are
-//! counted again only when counters of that process have moved that cost nothing to read.
+//! RAM of a guest in frames of the host. To count them, the kernel walks all page tables of the guest's process. So
+//! frames are counted again only when counters of that process have moved that are cheap to read.
 
 use guest::{Guest, RegionMap, holds_folded_pages};
 use host::{Mapping, MemoryCounters};
@@ -9,10 +9,11 @@ use std::time::Duration;
 /// Change of a counter at which frames are counted again, as a part of RAM: 1/128. All guests together are then off by half of what
 /// a plan keeps spare, at most.
 const MOVED: u64 = 128;
-/// Time after which they are counted in any case: 5 minutes. Counters of a process with threads on many processors are not exact.
+/// Time after which frames are counted in any case: 5 minutes. Counters of a process with threads on many processors
+/// are not exact.
 const STALE: Duration = Duration::from_secs(300);
 
-/// Frames of one guest at a time.
+/// Frames of one guest at the time of a count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RamUse {
     pid: u32,

@@ -25,13 +25,14 @@ pub struct Reclaimed {
     pub groups: Vec<String>,
     /// The file by which they were asked; `None` if there is none.
     pub way: Option<&'static str>,
-    /// Memory that they use less than before.
+    /// Decrease of the memory that these groups use, in bytes.
     pub freed_bytes: u64,
-    /// The first reason why one gave nothing.
+    /// The first reason for which a group gave nothing.
     pub problem: Option<String>,
 }
 
-/// Has control groups give back so much page cache in all. `may_empty`: they may lose all of it, where the kernel knows no less.
+/// Makes control groups give back `bytes` of page cache in all. `may_empty`: they may lose all of their page cache, if
+/// the kernel can only empty them.
 pub fn reclaim(groups: &BTreeSet<String>, bytes: u64, may_empty: bool) -> Reclaimed {
     let mut done = Reclaimed::default();
     let Some(limits) = MemoryLimits::find() else {

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Memory that one guest writes in a break storm until it stands still, in bytes: 64 MiB. docs/balance.md has storms of four guests.
+/// Memory that one guest may write in a break storm before it is paused, in bytes: 64 MiB. docs/balance.md has storms
+/// of four guests.
 const STORM_BYTES: u64 = 64 << 20;
 /// Part of all memory that is left for other programs: 1/20.
 const RESERVED_PART: u64 = 20;
-/// Most that this part comes to, in bytes: 1 GiB.
+/// Largest reserve for other programs, in bytes: 1 GiB.
 const MOST_RESERVED: u64 = 1 << 30;
 
 /// Decisions of an operator.

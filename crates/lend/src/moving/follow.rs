@@ -37,7 +37,7 @@ impl<'a> Follow<'a> {
         Self { target, wanted, sign: Value::Null, since, is_paused_by_us: false }
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the migration.
     pub(super) fn until_end(mut self) -> anyhow::Result<Moved> {
         let guest = cli::printable(&self.target.guest);
         let mut why_not = None;
@@ -104,11 +104,11 @@ impl<'a> Follow<'a> {
         (silent > self.wanted.give_up).then(|| format!("nothing was sent for {} s", silent.as_secs()))
     }
 
-    /// Cancels, unless the switch has begun. The end is seen by the next look.
+    /// Cancels the migration, unless the switch has begun. The next look sees the end.
     fn cancel(&mut self) -> anyhow::Result<()> {
         let mut qmp = self.qmp()?;
         if status(&mut qmp)? == "running" {
-            // It may have stopped without an answer.
+            // QEMU may have stopped the guest without an answer.
             self.is_paused_by_us = true;
             qmp.execute("stop", json!({}))?;
         }
@@ -118,7 +118,8 @@ impl<'a> Follow<'a> {
         Ok(())
     }
 
-    /// Waits until a guest that has stayed runs. One that this process has paused is resumed: the destination has not got it.
+    /// Waits until a guest that has stayed runs. If this process has paused the guest, it is resumed: the destination
+    /// has not got it.
     fn until_it_runs(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + RESUME_WITHIN;
         loop {
@@ -138,7 +139,7 @@ impl<'a> Follow<'a> {
         }
     }
 
-    /// Neither side is heard in the switch. The source is kept from going on.
+    /// Handles a migration in whose switch neither side answers: the source is stopped, so that it cannot go on.
     fn lost(&self, guest: &str, reason: &str) -> anyhow::Error {
         let (pid, to) = (self.target.process.pid, &self.wanted.to);
         if !self.target.process.stand_still() {

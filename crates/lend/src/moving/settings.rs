@@ -11,7 +11,7 @@ const OFF: [&str; 6] =
 /// The capability by which the source waits for the destination's word.
 const RETURN_PATH: &str = "return-path";
 
-/// Settings as they were.
+/// Settings before the migration.
 #[derive(Debug)]
 pub(super) struct Settings {
     capabilities: Vec<Value>,
@@ -19,7 +19,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Sets what a migration takes, and returns what was.
+    /// Makes the settings for a migration, and returns the former ones.
     pub(super) fn set(qmp: &mut Qmp, wanted: &Wanted) -> anyhow::Result<Self> {
         let found = qmp.execute("query-migrate-capabilities", json!({}))?;
         let state = |name: &str| {
@@ -48,7 +48,7 @@ impl Settings {
         Ok(before)
     }
 
-    /// Puts back what was. A QEMU that refuses goes on with what it has.
+    /// Puts the former settings back. If QEMU refuses, it keeps the present ones.
     pub(super) fn put_back(self, qmp: &mut Qmp) {
         let _ = qmp.execute("migrate-set-capabilities", json!({"capabilities": self.capabilities}));
         if let Some(bytes) = self.bandwidth {
