@@ -30,17 +30,17 @@ pub enum DriverState {
     /// The guest has no balloon.
     #[default]
     Absent,
-    /// It is not asked: no rule promises the guest a size, or the guest has more RAM than is known.
+    /// The driver is not asked: no rule promises the guest a size, or the guest has more RAM than is known.
     Unused,
-    /// It does as it is told.
+    /// The driver does as it is told.
     Works,
-    /// It does not come nearer to its target.
+    /// The driver does not come nearer to its target.
     Stuck,
     /// The guest holds more frames than its size by the driver.
     Lies,
-    /// It took memory back that it had given.
+    /// The driver took memory back that it had given.
     Deflated,
-    /// It or its QEMU does not answer.
+    /// The driver or its QEMU does not answer.
     Silent,
 }
 
@@ -86,13 +86,13 @@ pub struct Driver {
     last: Option<(Duration, Sighting)>,
     /// When the way to the target was last shortened, and its length then.
     progress: Option<(Duration, u64)>,
-    /// When the target was reached, by the driver's word.
+    /// Whether the driver has said that the target is reached.
     arrived: bool,
     lies_since: Option<Duration>,
     silent_since: Option<Duration>,
     /// Speed of withdrawals.
     bytes_per_s: u64,
-    /// Speed of the last one by the driver's word, before the guest's frames have shown it.
+    /// Speed of the last withdrawal by the driver's word, until the guest's frames have confirmed it.
     told_bytes_per_s: Option<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Driver {
         self.state
     }
 
-    /// Whether it works, and nothing about it is in doubt.
+    /// Whether the driver works or is absent, is not on its way to a target, and nothing about it is in doubt.
     pub fn is_settled(&self) -> bool {
         let in_doubt = self.progress.is_some() || self.lies_since.is_some() || self.silent_since.is_some();
         matches!(self.state, DriverState::Works | DriverState::Absent) && !in_doubt
@@ -113,7 +113,7 @@ impl Driver {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
     }
 
-    /// Notes that the balloon took so much in so long.
+    /// Notes that the balloon took `bytes` in `seconds`.
     pub fn landed(&mut self, bytes: u64, seconds: f64) {
         self.told_bytes_per_s = Some((bytes as f64 / seconds.max(0.1)) as u64);
     }
@@ -176,7 +176,7 @@ impl Driver {
         if at - since >= PATIENCE { DriverState::Stuck } else { self.known() }
     }
 
-    /// The state until something else is known.
+    /// The state that holds until a look shows another one.
     const fn known(&self) -> DriverState {
         match self.state {
             DriverState::Absent | DriverState::Unused => DriverState::Works,

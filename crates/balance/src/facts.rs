@@ -1,8 +1,8 @@
 //! Facts of one round: the host, its groups and its guests.
 //!
-//! Sizes on the host's side (resident, folded, available) come from the kernel. The rest is a guest's word:
-//! [`Facts::bounded`] puts it within bounds that the host knows. A claim steers who gets a loan, and how much of it
-//! counts as withdrawable: never more than the loan. It never decides what is guaranteed.
+//! Sizes on the host's side (resident, folded, available) come from the kernel. The rest is claimed by a guest:
+//! [`Facts::bounded`] limits claims to bounds that the host knows. A claim steers which guest gets a loan, and how much
+//! of the loan counts as withdrawable. A claim never decides what is guaranteed.
 
 use crate::driver::{DriverState, EXTRA_FRAMES};
 use crate::ladder::Rung;
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 /// Most faults a second that are believed of a guest: 1,000,000.
 const MOST_FAULTS_PER_S: f64 = 1e6;
 
-/// Memory that a guest keeps of what it says that it could free, as a part of its RAM: 1/16.
-/// It says so for memory of its kernel, too, which is not always free in time; and its statistics are some seconds old.
+/// Part of the memory that a guest claims it could free which it keeps, as a part of its RAM: 1/16. The claim includes
+/// memory of its kernel, which is not always freed in time; and statistics are some seconds old.
 const LEAST_LEFT: u64 = 16;
 
 /// Everything that a plan is made of.
@@ -120,7 +120,7 @@ pub struct GuestFacts {
     pub faults_by_size: Vec<(u64, f64)>,
 }
 
-/// The word of a guest about itself.
+/// Statistics that a guest claims about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Claims {
     /// Memory that its kernel has in use or free.
@@ -169,7 +169,7 @@ impl GuestFacts {
         self.resident_bytes = self.resident_bytes.min(ram);
         self.folded_bytes = self.folded_bytes.min(self.resident_bytes);
         self.peak_bytes = self.peak_bytes.min(ram);
-        // A page that shares no frame has saved nothing that the kernel shows.
+        // Savings are bounded by folded pages: a page that shares no frame saves nothing that the kernel shows.
         self.saved_bytes = self.saved_bytes.min(signed(self.folded_bytes));
         self.actual_bytes = self.actual_bytes.min(ram);
         self.target_bytes = self.target_bytes.map(|target| target.min(ram));
@@ -186,7 +186,7 @@ impl GuestFacts {
         self.faults_by_size.iter_mut().for_each(|(_, rate)| *rate = faults(*rate));
     }
 
-    /// Its size. A guest whose frames show that it holds more than it says has that much.
+    /// The guest's size. If its frames show that it holds more than its driver says, the frames count.
     pub fn size_bytes(&self) -> u64 {
         self.actual_bytes.max(self.resident_bytes).min(self.ram_bytes)
     }
@@ -201,7 +201,7 @@ impl GuestFacts {
         self.size_bytes().saturating_sub(self.guaranteed_bytes)
     }
 
-    /// Memory of its size that it has no frames for.
+    /// Part of the guest's size for which it has no frames.
     pub fn untouched_bytes(&self) -> u64 {
         self.size_bytes().saturating_sub(self.resident_bytes)
     }
@@ -220,7 +220,7 @@ impl GuestFacts {
         matches!(self.driver, DriverState::Lies | DriverState::Deflated) || excess > self.ram_bytes / EXTRA_FRAMES
     }
 
-    /// Whether it gives back what it is told to, as far as frames and driver have shown.
+    /// Whether the guest gives back the memory that it is told to give, as far as frames and driver show.
     pub fn gives_back(&self) -> bool {
         matches!(self.driver, DriverState::Works | DriverState::Absent) && !self.is_unbounded()
     }
@@ -246,8 +246,8 @@ impl GuestFacts {
         self.claims.map(|claims| claims.available_bytes.max(claims.free_bytes))
     }
 
-    /// Memory that it can give up unhurt: all that it does not need, less a little. Of the rest, a balloon makes it swap, or kill
-    /// its processes.
+    /// Memory that the guest can give up without harm: all that it does not need, less a little. If a balloon takes
+    /// more, the guest swaps, or kills its processes.
     pub fn harmless_bytes(&self) -> u64 {
         self.idle_bytes().saturating_sub(self.ram_bytes / LEAST_LEFT)
     }
@@ -263,7 +263,7 @@ impl GuestFacts {
     }
 }
 
-/// A rate that a guest claims, as a number that can be counted with.
+/// A rate of faults that a guest claims, made finite and bounded.
 fn faults(rate: f64) -> f64 {
     if rate.is_finite() { rate.clamp(0.0, MOST_FAULTS_PER_S) } else { 0.0 }
 }

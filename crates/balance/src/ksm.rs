@@ -1,4 +1,4 @@
-//! Rules by which ksmd, the kernel's own merger, is driven: what a host was seen to do in, knobs of ksmd out.
+//! Rules that drive ksmd, the kernel's own merger: observations of the host in, values of ksmd's knobs out.
 //!
 //! | rule | runs | `pages_to_scan` |
 //! |---|---|---|
@@ -24,9 +24,9 @@ const STALLED_PERCENT: (f64, f64) = (10.0, 1.0);
 const NEED_PAGES: (u64, u64, u64) = (1024, 64, 4096);
 /// Sleep of `need` between two batches: 10 ms.
 const NEED_SLEEP_MS: u64 = 10;
-/// Part of scanned pages whose merging has `need` go faster: 1/64.
+/// Merged part of scanned pages from which on `need` goes faster: 1/64.
 const PLENTY: u64 = 64;
-/// Part of scanned pages below which a full scan has `need` go slower: 1/1024.
+/// Merged part of scanned pages below which `need` goes slower after a full scan: 1/1024.
 const LITTLE: u64 = 1024;
 /// Pages that `ksmtuned` and `mom` add and take off, and their bounds.
 const TUNED_PAGES: (u64, u64, u64, u64) = (300, 50, 64, 1250);
@@ -41,11 +41,11 @@ const TUNED_PART: u64 = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rule {
-    /// Off until memory is short, and as fast as it merges.
+    /// Off until memory is short; then as fast as merging pays.
     Need,
-    /// That of the script `ksmtuned`.
+    /// The rule of the script `ksmtuned`.
     Ksmtuned,
-    /// That of oVirt's MOM.
+    /// The rule of oVirt's MOM.
     Mom,
     /// The kernel's advisor.
     Advisor,
@@ -99,7 +99,7 @@ pub struct Host {
     pub full_scans: u64,
     /// The knob `pages_to_scan`.
     pub pages_to_scan: u64,
-    /// Whether this driver has had ksmd run in it.
+    /// Whether this driver let ksmd run in the window.
     pub ran: bool,
     /// `pages_to_scan` as this driver set it last; `None` before it has.
     pub driven_pages: Option<u64>,
@@ -114,14 +114,14 @@ pub struct Bounds {
     pub off_until_short: bool,
 }
 
-/// Work for ksmd.
+/// Values of ksmd's knobs for a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knobs {
-    /// Nothing. Merged pages stay merged.
+    /// ksmd does not run. Merged pages stay merged.
     Off,
-    /// To scan so many pages between two sleeps of so many milliseconds.
+    /// ksmd scans this many pages between two sleeps of this many milliseconds.
     Scan(u64, u64),
-    /// To scan as the kernel's advisor has it.
+    /// ksmd scans as the kernel's advisor decides.
     Advised,
 }
 
@@ -171,7 +171,7 @@ fn need(host: &Host) -> (Knobs, String) {
         return (Knobs::Scan(first, NEED_SLEEP_MS), "memory is short".into());
     };
     let merged = u64::try_from(host.merged_pages).unwrap_or(0);
-    // A kernel that does not count scanned pages scans as many as it may, less what the scanning itself takes.
+    // On a kernel that does not count scanned pages, the number is taken from the knobs and the window's length.
     let batches = u64::try_from(host.window.as_millis()).unwrap_or(u64::MAX) / NEED_SLEEP_MS;
     let scanned = host.scanned_pages.unwrap_or(before.saturating_mul(batches));
     let pages = if merged > 0 && merged.saturating_mul(PLENTY) >= scanned {

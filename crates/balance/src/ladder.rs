@@ -39,11 +39,11 @@ const LEAST_RELIEF: u64 = 64;
 /// Pressure on the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pressure {
-    /// There is none.
+    /// There is no pressure.
     None,
     /// Between the bounds: things stay as they are.
     Some,
-    /// There is.
+    /// There is pressure.
     High,
 }
 
@@ -62,8 +62,8 @@ impl Pressure {
     }
 }
 
-/// Memory that would end the pressure, in bytes: all that is missing to 5/4 of the floor. It is 1/64 of RAM at least, since tasks
-/// may wait for memory although there is some.
+/// Memory that would end the pressure, in bytes: all that is missing to 5/4 of the floor, but at least 1/64 of RAM.
+/// Tasks may wait for memory although some is available.
 pub fn relief_bytes(host: &HostFacts) -> u64 {
     if Pressure::of(host) == Pressure::None {
         return 0;
@@ -129,7 +129,7 @@ pub struct RungEvent {
 #[derive(Clone, Debug, Default)]
 pub struct Ladder {
     rung: Rung,
-    /// Since when the pressure has been as it is, on this rung.
+    /// The present pressure, and the time since which it has lasted on this rung.
     since: Option<(Pressure, Duration)>,
 }
 

@@ -35,9 +35,9 @@ pub enum Pace {
     /// By the group's own settings.
     #[default]
     Usual,
-    /// Slower than these have it.
+    /// Slower than by the group's own settings.
     Slower,
-    /// Faster than these have it.
+    /// Faster than by the group's own settings.
     Faster,
 }
 
@@ -68,10 +68,10 @@ pub struct PaceChange {
 /// One group under watch.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
-    /// Its figures at the begin of the time over which it is judged.
+    /// The group's figures at the beginning of the time over which it is judged.
     then: GroupFacts,
     since: Duration,
-    /// Its pace, if that is not the usual one.
+    /// The group's pace and pages a second, if the pace is not the usual one.
     told: Option<(Pace, u32)>,
 }
 
@@ -143,7 +143,7 @@ struct Done {
 }
 
 impl Done {
-    /// Members choose some of these numbers, so that nothing here overflows.
+    /// A hostile member can send any number, so the arithmetic saturates.
     fn between(then: &GroupFacts, now: &GroupFacts) -> Self {
         let folds = now.folds.saturating_sub(then.folds);
         Self {

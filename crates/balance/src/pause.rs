@@ -8,12 +8,12 @@
 //! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
 //! | it keeps back what it was told to give, as its frames show, or its driver. Of the others, memory does not bear all that they may take | no guest stands still for another one that lies |
 //!
-//! Those that may take least run on first, as far as memory bears it. Guests that may not be paused count beside them, unless these give nothing
-//! back either.
+//! Guests that may take least run on first, as far as memory allows. Guests that may not be paused count beside them,
+//! unless these give nothing back either.
 //!
-//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first: one, and others as
-//! far as memory bears that is available, if each takes all that it may. Further ones follow when balloons have given memory back. One that
-//! keeps back comes last.
+//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first:
+//! one, and others as far as memory bears that is available, if each takes all that it may. Further ones follow when
+//! balloons have given memory back. A guest that keeps memory back comes last.
 
 use crate::driver::DriverState;
 use crate::facts::{Facts, GuestFacts, HostFacts};
@@ -62,7 +62,7 @@ pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) ->
         return Vec::new();
     }
     let is_danger = |guest: &&GuestFacts| {
-        // A QEMU that does not answer would only take time.
+        // A guest whose QEMU does not answer is left out: asking it would only take time.
         guest.driver != DriverState::Silent
             && guest.loan_bytes() > 0
             && guest.may_take_bytes() >= params.least_change_bytes(guest.ram_bytes)

@@ -31,7 +31,8 @@ pub struct Step {
     pub from_bytes: u64,
     /// Its size afterwards.
     pub to_bytes: u64,
-    /// Of a guest that shrinks, memory that the host is expected to get; of one that grows, memory that it may take.
+    /// For a guest that shrinks: memory that the host is expected to get. For a guest that grows: memory that it may
+    /// take.
     pub expected_bytes: u64,
     /// Whether the guest grows to its guarantee, which it gets whatever others do.
     pub is_owed: bool,
@@ -111,7 +112,7 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
     let last_frames_bytes = if is_short { ladder::last_resort_bytes(&facts.host) } else { 0 };
     let need = |spare_bytes| Need { spare_bytes, frames_bytes, last_frames_bytes };
     match budget.spare_bytes {
-        // A little more than is missing: a byte too few must not be missing again in each round.
+        // A little more than is missing is withdrawn, so that not a few bytes are missing again in each round.
         spare if spare < 0 => {
             let needed = spare.unsigned_abs().saturating_add(kept_spare(facts, params) / 2);
             draft.withdraw(need(needed), "more is lent than there is");
@@ -135,7 +136,7 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
     let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
     let lacking = signed(bytes).saturating_sub(budget.spare_bytes).max(0).unsigned_abs();
     let taken = price::take(facts, Need { spare_bytes: lacking, ..Need::default() }, |_| u64::MAX);
-    // A guest that holds more than its driver's size gives less than was taken of its price.
+    // A guest that holds more than its driver's size gives less than its offers said.
     let steps: Vec<Step> = taken.iter().filter_map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect();
     let freed = steps.iter().fold(0, |sum: u64, step| sum.saturating_add(step.expected_bytes));
     let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
@@ -146,7 +147,7 @@ pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Resu
         return refuse(format!(
             "{} MiB are wanted: {} MiB are spare, and withdrawing all of the loans that guests do not need would free {} MiB",
             bytes.div_ceil(MIB),
-            // Rounded down, below zero, too.
+            // The shift rounds down, for negative numbers, too.
             budget.spare_bytes >> 20,
             freed >> 20
         ));
@@ -169,8 +170,9 @@ fn kept_spare(facts: &Facts, params: &Params) -> u64 {
     facts.guests.iter().map(|guest| params.least_change_bytes(guest.ram_bytes)).fold(0, u64::saturating_add)
 }
 
-/// The step by which a guest gives this up. It goes from the size that its driver has. Frames may show that the guest holds more,
-/// and a driver that is told to have that much lets it grow. `None`: there is nothing that it could give.
+/// The step by which a guest gives this memory up. The step begins at the size of the guest's driver, even if frames
+/// show that the guest holds more. A driver that is told the larger size lets the guest grow. `None`: the guest has
+/// nothing to give.
 fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
     let guest = &facts.guests[taken.guest];
     let size = guest.actual_bytes;

@@ -9,7 +9,7 @@
 //! | what its kernel keeps free | the part that is not shared | its kernel looks for free pages sooner |
 //! | the rest | the part that is not shared | swapping inside the guest; without swap, its processes are killed |
 //!
-//! So the rest is taken only where the host itself runs out of memory, and somebody is hurt in any case.
+//! So the rest is taken only if the host itself runs out of memory, when some program is hurt in any case.
 //!
 //! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
 //! under pressure lacks frames. So each offer has two yields, and [`Need`] has sums of both.
@@ -100,7 +100,7 @@ impl Need {
         spare.max(wanted(self.frames_bytes, offer.part_in_frames, GOOD_YIELD)).max(last)
     }
 
-    /// The same for an offer that frees little.
+    /// As [`Self::wanted_of`], for an offer that frees little.
     fn wanted_of_dear(self, offer: &Offer) -> u64 {
         wanted(self.last_frames_bytes, offer.part_in_frames, LEAST_YIELD)
     }

@@ -8,7 +8,7 @@
 //!
 //! | `works`, and grows still | is not made up for: the host has become short of memory | the size that it has, or its guarantee |
 //!
-//! Nobody grows by one but to its guarantee.
+//! By a reminder, no guest grows beyond its guarantee.
 
 use crate::driver::DriverState;
 use crate::facts::{GuestFacts, HostFacts};
@@ -35,7 +35,7 @@ pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
         let is_harmless = way <= guest.harmless_bytes() || last_resort_bytes(host) > 0;
         match guest.driver {
             _ if is_harmless => (target, told_before),
-            // One that tells nothing may have no driver at all. It stays flagged.
+            // A guest without statistics may have no driver at all. It stays flagged.
             DriverState::Stuck if guest.claims.is_none() => (target, told_before),
             DriverState::Stuck => (is.saturating_sub(guest.harmless_bytes()), "it needs the rest"),
             _ => return None,

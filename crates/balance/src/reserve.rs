@@ -83,7 +83,7 @@ impl Reserve {
     pub(crate) fn after(mut self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> Self {
         let mut grown = guest.clone();
         grown.actual_bytes = guest.size_bytes().saturating_add(growth_bytes).min(guest.ram_bytes);
-        // It has no use for its growth yet.
+        // The guest does not use its growth yet, so the growth counts as free.
         if let Some(claims) = &mut grown.claims {
             claims.free_bytes = claims.free_bytes.saturating_add(growth_bytes);
             claims.available_bytes = claims.available_bytes.saturating_add(growth_bytes);

@@ -46,7 +46,7 @@ pub struct Seen {
     pub folded_bytes: u64,
     /// RAM in frames that it alone holds.
     pub private_bytes: u64,
-    /// The most of these that it was seen to have.
+    /// The most RAM that the guest was seen to hold alone.
     pub peak_bytes: u64,
     /// Private memory of its process beside its RAM.
     pub beside_bytes: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Left {
 }
 
 impl Standing {
-    /// By facts, of which a plan was made with this growth.
+    /// Makes the standing of these facts, after a plan with this growth.
     pub fn of(facts: &Facts, grows: &[Step], params: &Params) -> Self {
         let coming = |guest: &GuestFacts| {
             let told = grows.iter().filter(|step| step.guest == guest.id && !step.is_owed);
@@ -102,8 +102,8 @@ impl Standing {
         }
     }
 
-    /// Memory above the floor, of which nobody was promised anything. `available` may have fallen since the look. Where it has
-    /// risen, guests may take that again: they count with what they had.
+    /// Memory above the floor, promises not subtracted. `available` may have fallen since the look. If it has risen,
+    /// the figure of the look counts, because guests may take the difference again.
     fn above_floor(&self, available: u64) -> i64 {
         signed(available.min(self.available_bytes)).saturating_sub(signed(self.floor_bytes))
     }
@@ -148,7 +148,7 @@ impl Standing {
         peaks
     }
 
-    /// The kind of guests of which most are in a group: the RAM of one; `None` if there is no guest.
+    /// RAM of the most frequent kind of guest in a group; `None` if the group has no guest.
     pub fn usual_of(&self, group: &str) -> Option<u64> {
         let mut count: BTreeMap<u64, u64> = BTreeMap::new();
         for guest in self.guests.iter().filter(|guest| guest.group == group) {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Part of the host's memory that is to be used, in percent.
 const TARGET_PERCENT: u64 = 80;
-/// Distance from the goal that is none: 10 MiB.
+/// Distance from the goal that is ignored: 10 MiB.
 const DEAD_ZONE: i64 = 10 << 20;
 /// Largest change of a guest in a round: 100 MiB.
 const MOST_CHANGE: i64 = 100 << 20;

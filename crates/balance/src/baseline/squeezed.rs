@@ -1,8 +1,8 @@
 //! The proportional policy of squeezed, from the Xen project.
 //!
-//! Every guest is at the same part of the way from its minimum to its maximum. That part is the one at which the host has
-//! as much free as it should. Drivers that are stuck are left out. How the rest of squeezed orders its changes is in our own plan: what is
-//! freed has landed before anything grows.
+//! Every guest is at the same part of the way from its minimum to its maximum. That part is the one at which the host
+//! has as much free as it should. Drivers that are stuck are left out. The order of squeezed's changes is part of our
+//! own plan: memory is freed before any guest grows.
 
 use super::wishes;
 use crate::facts::{Facts, GuestFacts};
