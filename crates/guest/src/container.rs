@@ -127,7 +127,8 @@ pub fn domain_of(cgroups: &Cgroups) -> Option<String> {
         let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
         (is_number && !domain.is_empty()).then(|| domain.to_owned())
     };
-    // The first part below these is libvirt's own; others may have names that somebody else has given.
+    // Only the first part of the path below these was named by libvirt; the names of further parts may have been given
+    // by others.
     let named = |path: &str| {
         let inside = path.strip_prefix("/machine.slice/").or_else(|| path.strip_prefix("/machine/"))?;
         inside.split('/').next().and_then(domain)

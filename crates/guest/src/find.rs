@@ -20,7 +20,7 @@
 //! - A service has it as a member.
 //! - Root has given it the control group of a container, of libvirt's or of `machine.slice`.
 //!
-//! Of VMs with the same name, a stranger's comes last. Otherwise that one comes first which started first.
+//! Among VMs with the same name, a stranger's comes last, and otherwise the one that started first comes first.
 
 use crate::container::{Container, container_of, is_placed_by_host};
 use crate::{Facts, Guest, GuestKind, Membership, cloud_hypervisor, firecracker, qemu, region};
@@ -83,7 +83,7 @@ impl Survey {
     }
 
     fn add(&mut self, pid: u32, known: Option<Process>) {
-        // The kernel tells no layout of a process that may not be read. So one that is known may be.
+        // The kernel tells no layout of a process that may not be read. So a process with a known layout may be read.
         if let Some(process) = known {
             self.processes.push(process);
             return;
@@ -182,7 +182,8 @@ fn vm(process: &Process, is_named: bool) -> Option<Guest> {
     let mut guest = guest(kind, name, &[process]);
     guest.facts.qemu = facts;
     set_ram(&mut guest, blocks);
-    // Nobody has RAM that the process has no addresses for. Without memory, the first thread shows none.
+    // A VM cannot have more RAM than its process has addresses. If the first thread has ended, the size of the address
+    // space is not known.
     let address_bytes = process.stat.address_bytes;
     if address_bytes > 0 && guest.ram_bytes.is_some_and(|ram| ram > address_bytes) {
         set_ram(&mut guest, Vec::new());
@@ -190,7 +191,7 @@ fn vm(process: &Process, is_named: bool) -> Option<Guest> {
     Some(guest)
 }
 
-/// Whether nothing but its owner says that a process runs a VM of this host.
+/// Whether nobody but the process's owner says that it runs a VM of this host.
 fn is_strangers(process: &Process, makers: &mut CgroupMakers) -> bool {
     !is_own_or_roots(process.uid) && !is_placed_by_host(&makers.given_by_root(&process.cgroups))
 }

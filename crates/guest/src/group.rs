@@ -160,7 +160,7 @@ impl GroupFile {
         Ok(groups)
     }
 
-    /// Checks that every pattern means somebody, since one that does not is more likely a slip than meant.
+    /// Checks that every pattern matches a guest: a pattern without a match is most likely a mistake.
     ///
     /// # Errors
     /// [`GroupError::Content`] for the first pattern for which `means_somebody` is false.

@@ -35,8 +35,9 @@ struct Evidence {
 /// File name of the agent's library.
 const AGENT: &str = "libpagefold.so";
 
-/// The check `guest:ID:mergeable` of `guest`. `followed` is the word of a service, if one has the guest as a member:
-/// whether Pagefold's agent handles the faults of its memory. Without it, mappings tell: of the pool, of the agent.
+/// The check `guest:ID:mergeable` of `guest`. `followed` is the answer of a service that has the guest as a member:
+/// whether Pagefold's agent handles the faults of its memory. Without an answer, mappings of the pool and of the
+/// agent's library tell.
 pub fn check_mergeable(guest: &Guest, has_ksm: bool, followed: Option<bool>) -> Check {
     let check = |found: String| Check::ok(format!("guest:{}:mergeable", guest.id), found, "merging its memory");
     match gather(guest, has_ksm) {

@@ -101,7 +101,7 @@ impl Qmp {
     fn greet(path: &Path, stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
         let deadline = Instant::now() + timeout;
-        // QEMU may send what a client has asked for that was killed meanwhile.
+        // QEMU may first send answers to a client that was killed.
         let is_of_another = |message: &Value| ["return", "error", "event"].iter().any(|key| message.get(key).is_some());
         for _ in 0..MOST_OF_OTHERS {
             let message = qmp.message(deadline).map_err(|e| qmp.broken(e))?;
@@ -160,7 +160,8 @@ impl Qmp {
             if room == 0 {
                 return Err(invalid("a line without end"));
             }
-            // One read at a time: a peer that sends a byte now and then has no longer than others.
+            // The deadline is checked before each read, so that a peer that sends single bytes gets no more time than
+            // others.
             match self.reader.fill_buf() {
                 Ok([]) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "QEMU hung up")),
                 Ok(bytes) => {

@@ -88,7 +88,8 @@ impl RamMap {
         Some(GuestPhys(block.guest.0 + (host.0 - block.host.0)))
     }
 
-    /// The pieces for which the VMM's process has addresses, each address for one piece: QEMU's word goes no further.
+    /// The pieces for which the VMM's process has mappings, each address in one piece only. Further pieces that QEMU
+    /// reports are not believed.
     pub fn within(mut self, mappings: &[Mapping]) -> Self {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         self.0.retain(|block| {
