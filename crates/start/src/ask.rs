@@ -20,14 +20,14 @@ const AGAIN_MAX: Duration = Duration::from_secs(8);
 const CLOCK_AGAIN: Duration = Duration::from_secs(2);
 /// Interval between two attempts to connect: 1 ms.
 const SOON: Duration = Duration::from_millis(1);
-/// Bytes that are kept of what else arrives on the line.
+/// Most bytes that are kept of an incomplete line.
 const KEPT: usize = 2 * LINE_BYTES;
 
 /// A connection to the helper of one guest.
 pub(crate) struct Helper {
     stream: UnixStream,
     heard: Vec<u8>,
-    /// Requests that were sent, and not answered.
+    /// Number of requests that were sent, and not answered.
     open: u32,
 }
 
@@ -80,7 +80,7 @@ impl Helper {
                 return wrong.map_or(Ok(None), |why| bail!("{why}"));
             }
             again = (again * 2).min(AGAIN_MAX);
-            // A guest that reads nothing has no room for it: no reason to stop waiting.
+            // A guest that does not read has no room for the request, which is no reason to stop waiting.
             let _ = self.send(identity);
         }
     }
@@ -91,7 +91,7 @@ impl Helper {
         while Instant::now() < deadline {
             let clock = Clock { nonce: nonce.clone(), time: now() };
             self.stream.set_write_timeout(Some(AGAIN))?;
-            // As above: one that reads nothing has no room for it.
+            // A guest that does not read has no room for the request, which is no reason to stop waiting.
             let _ = self.stream.write_all(clock.line().as_bytes());
             let until = (Instant::now() + AGAIN).min(deadline);
             while let Some(answer) = self.answer(until)? {

@@ -43,9 +43,9 @@ pub struct Wanted<'a> {
     pub count: usize,
     /// Their names, with `%d` for a number.
     pub names: &'a str,
-    /// How many loaded machines wait for later requests afterwards.
+    /// Number of loaded machines to keep for later requests.
     pub warm: usize,
-    /// Whether clones are handed out in which nobody answers.
+    /// Whether clones are handed out although their helper does not answer.
     pub allow_unconfirmed: bool,
     /// Longest time until a clone answers.
     pub patience: Duration,
@@ -89,7 +89,8 @@ impl Clones {
         self.dir.join(name)
     }
 
-    /// All clones that live, by name. Ends those whose starter is gone, and removes what is left of others.
+    /// All clones that live, by name. Ends clones whose starter is gone, and removes directories of clones that have
+    /// ended.
     ///
     /// # Errors
     /// The directory cannot be read, or something cannot be removed.
@@ -116,7 +117,7 @@ impl Clones {
         Ok(self.list()?.into_iter().filter(|clone| clone.is_of(template)).collect())
     }
 
-    /// Under the lock: what lives, without the rest.
+    /// Lists the living clones, and removes the rest. The caller holds the lock.
     fn tidy(&self) -> anyhow::Result<Vec<Record>> {
         let (mut living, mut gone) = (Vec::new(), Vec::new());
         for dir in entries(&self.dir)? {
@@ -137,7 +138,8 @@ impl Clones {
         Ok(living)
     }
 
-    /// Ends the machine of a clone, and removes its directory. With the last clone of a template, its service lets that go.
+    /// Ends the machine of a clone, and removes its directory. After the last clone of a template, the service is told
+    /// to unload the template.
     fn forget(&self, clone: &Record) -> anyhow::Result<()> {
         let _lock = lock(&self.dir)?;
         clone.process.as_ref().map_or(Ok(()), vmm::end)?;
@@ -216,7 +218,8 @@ impl Clones {
         Ok(slots)
     }
 
-    /// Takes the memory for clones. They are in the record before, so that whoever looks next knows what a service may have loaded.
+    /// Opens the memory for clones. The clones are recorded before, so that the next command knows what a service may
+    /// have loaded.
     fn take_memory(&self, wanted: &Wanted, slots: &mut [Slot]) -> anyhow::Result<fs::File> {
         let _lock = lock(&self.dir)?;
         let memory = memory::of(wanted.template, wanted.dir, &self.tidy()?, wanted.folding)?;
@@ -245,10 +248,11 @@ impl Clones {
         self.forget(clone)
     }
 
-    /// Has the helper inside a clone set its clock. Returns whether it has answered that it is right.
+    /// Asks the helper inside a clone to set the clone's clock. Returns whether the helper has answered that the clock
+    /// is right.
     ///
     /// # Errors
-    /// Its line is broken.
+    /// The connection to the helper is broken.
     pub fn set_clock(&self, clone: &Record, patience: Duration) -> anyhow::Result<bool> {
         let Some(process) = clone.process.as_ref().filter(|_| clone.state == State::Running) else { return Ok(false) };
         let deadline = Instant::now() + patience;

@@ -97,7 +97,8 @@ pub(crate) fn describe(dir: &Path, parts: &Parts) -> anyhow::Result<Template> {
 fn bring_to_rest(dir: &Path, name: &str, process: &ProcessId, source: &Source) -> anyhow::Result<bool> {
     let deadline = Instant::now() + source.patience;
     let mut qmp = vmm::connect(dir, process, deadline)?;
-    // The same request as for a clone: a guest in which it fails is told of before there are clones.
+    // The helper gets the same request as in a clone, so that a guest in which it fails is found before there are
+    // clones.
     let identity = Identity::new(name, None);
     let mut helper = Helper::connect(dir, process, deadline)?;
     helper.send(&identity)?;
@@ -111,7 +112,7 @@ fn bring_to_rest(dir: &Path, name: &str, process: &ProcessId, source: &Source) -
     drop(helper);
     saving::wait_idle(process);
     saving::write_state(&mut qmp, &dir.join("device"), Instant::now() + WRITING)?;
-    // Its answer may be lost, because QEMU ends. It writes what it has of the disk before.
+    // The answer may be lost, because QEMU ends. Before that, QEMU writes its cached disk contents.
     let _ = qmp.execute("quit", json!({}));
     vmm::wait_end(process, Instant::now() + WRITING)?;
     Ok(answer.is_some())

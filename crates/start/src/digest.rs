@@ -1,8 +1,8 @@
 //! Files of pages: copying one without its zeros, and the digest of what it holds.
 //!
-//! The digest is the XXH3-64 of all pages that are not zero, each behind its number, and of the size. Holes and zeros are the
-//! same to it. It finds what a disk, a copy or a mistake changes. It is no proof against somebody who may write the
-//! directory: that one may write the digest as well.
+//! The digest is the XXH3-64 of all pages that are not zero, each behind its number, and of the size. Holes and zeros
+//! are the same to it. It finds what a disk, a copy or a mistake changes. It is no protection against a user who may
+//! write the directory, because that user can write the digest as well.
 
 use page::PAGE_BYTES;
 use rustix::fs::{SeekFrom, seek};

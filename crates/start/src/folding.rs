@@ -9,8 +9,8 @@
 //!   last clone has ended: the service lets the template go
 //! ```
 //!
-//! A service may be told of a template by every user of the group. So a file of the service's must be sealed. It must be that of a clone
-//! in our record, or have the template's digest.
+//! Every user of the group can load a template into the service. So a file from the service must be sealed, and must
+//! either be the file of a recorded clone, or have the template's digest.
 
 use crate::digest;
 use crate::memory::{self, SEALS};
@@ -26,7 +26,7 @@ use rustix::fs::fcntl_get_seals;
 use std::fs::File;
 use std::path::Path;
 
-/// Bytes of a template's name that are a part of its name in the pool. The rest is of its digest.
+/// Number of bytes of a template's name that its name in the pool begins with. The rest is taken from its digest.
 const NAME_BYTES: usize = 31;
 
 /// The service that folds the clones of a group.
@@ -47,7 +47,7 @@ impl Folding {
             Err(why) if matches!(meant, Meant::Named(_)) => return Err(why),
             found => found.unwrap_or_default(),
         };
-        // Another user's service would decide over memory of root's.
+        // The service of another user is not used: it would control memory of root's guests.
         let is_ours = |place: &Place| place.owner().is_ok_and(|owner| owner == 0 || owner == own_uid());
         for Service { place, .. } in services.into_iter().filter(|service| is_ours(&service.place)) {
             let folding = Self { place, group: group.to_owned() };
@@ -107,11 +107,11 @@ impl Folding {
         }
     }
 
-    /// A file of the service's, if it is what the template was when it was made.
+    /// A file from the service, if its content is that of the template.
     fn checked(&self, kept: ForeignFile, template: &Template, clones: &[&Record]) -> anyhow::Result<File> {
         let dir = self.dir().display();
         let wrong = || format!("the service in {dir} has been given something else as template {}", template.name);
-        // Sealed memory is the kernel's: nobody else answers for it from here on.
+        // Only sealed memory files are read: no process can make a reader of them wait.
         if !fcntl_get_seals(&kept).is_ok_and(|seals| seals.contains(SEALS)) {
             bail!("{}, and it is not sealed", wrong());
         }
@@ -136,7 +136,7 @@ fn kept_name(name: &str, digest: &str) -> String {
     format!("{}-{digest}", &name[..name.len().min(NAME_BYTES)])
 }
 
-/// Has the service of a clone that is gone let the template go, if no living one maps it.
+/// Tells the service of a clone that is gone to unload the template, if no living clone maps it.
 pub(crate) fn release(gone: &Record, living: &[Record]) {
     let Some(dir) = &gone.service else { return };
     if living.iter().any(|clone| clone.is_sibling(gone)) {

@@ -1,4 +1,4 @@
-//! Identities for clones: chosen by the host, made so by the helper inside.
+//! Identities for clones: chosen by the host, and put into effect by the helper inside the clone.
 
 use identity::{Address, Request};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -22,17 +22,17 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A new one for a clone of this name.
+    /// A new identity for a clone of this name.
     pub(crate) fn new(name: &str, address: Option<String>) -> Self {
         let mut mac: [u8; 6] = random();
         // A local address of one station.
         mac[0] = mac[0] & 0xfc | 0x02;
-        // Further interfaces count on from it.
+        // Further interfaces get the next addresses, so the last byte must leave room.
         mac[5] &= 0x3f;
         Self { machine_id: uuid().replace('-', ""), hostname: name.to_owned(), mac, address, nonce: uuid() }
     }
 
-    /// The same one for another start.
+    /// The same identity with a new nonce, for another start.
     pub(crate) fn again(&self) -> Self {
         Self { nonce: uuid(), ..self.clone() }
     }

@@ -26,7 +26,7 @@ pub(crate) const SEALS: SealFlags = SealFlags::WRITE
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// Which file of the kernel's a memory file is. No two have the same while both are open.
+/// Identity of a memory file, by device and inode. No two files have the same while both are open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
     /// Device number of its file system.
@@ -93,7 +93,8 @@ pub(crate) fn borrow(clone: &Record) -> Option<File> {
     let holder = clone.process.or(clone.starter.filter(|_| clone.started_elsewhere));
     let process = holder.filter(host::ProcessId::is_alive)?;
     let files = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).ok()?.flatten().map(|entry| entry.path());
-    // To look at a file of another kind may wait for its server, and to open one for a writer.
+    // The file must be a memory file: asking about another file may wait for its server, and opening a pipe for its
+    // writer.
     let is_memory =
         |path: &PathBuf| std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:"));
     let is_named = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|meta| Some(FileId::of(&meta)) == clone.memory);

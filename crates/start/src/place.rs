@@ -34,7 +34,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Creates a directory that only its owner can enter, or checks that an existing one is such.
+/// Creates a directory that only its owner can enter, or checks that only its owner can enter an existing one.
 pub(crate) fn private_dir(path: &Path) -> anyhow::Result<()> {
     match DirBuilder::new().recursive(true).mode(0o700).create(path) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => {
@@ -56,8 +56,9 @@ pub(crate) fn try_lock(dir: &Path) -> Option<File> {
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
 }
 
-/// Waits for the lock of a directory; dropping the file releases it. A child of this process has it, too, until it executes
-/// its own program. So the holder sees every process that was started under the lock by its own command line.
+/// Waits for the lock of a directory; dropping the file releases it. A child of this process holds the lock, too, until
+/// it executes its own program. So the next holder sees each process that was started under the lock with its own
+/// command line.
 pub(crate) fn lock(dir: &Path) -> anyhow::Result<File> {
     let path = dir.join("lock");
     let open = || {

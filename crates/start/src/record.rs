@@ -30,9 +30,9 @@ pub enum State {
     Starting,
     /// Loaded, stopped, and without an identity: for a later request.
     Warm,
-    /// It has answered from inside, and is what it should be.
+    /// The helper inside has answered, and the clone has its identity.
     Running,
-    /// It runs, and nobody inside has answered.
+    /// The clone runs, and no helper inside has answered.
     Unconfirmed,
 }
 
@@ -64,7 +64,7 @@ pub struct Record {
     /// The process that writes it to a file, and has stopped it meanwhile.
     #[serde(default)]
     pub saver: Option<ProcessId>,
-    /// Names and numbers that make it another than its siblings.
+    /// Names and numbers by which it differs from other clones of the template.
     pub identity: Option<Identity>,
 }
 
@@ -74,7 +74,7 @@ impl Record {
         (&self.group, &self.template, &self.digest) == (&template.group, &template.name, &template.memory.digest)
     }
 
-    /// Whether both began with the same memory of one service's.
+    /// Whether both clones began with the same memory, and the same service folds them.
     pub(crate) fn is_sibling(&self, other: &Self) -> bool {
         let of =
             |clone: &Self| (clone.service.clone(), clone.group.clone(), clone.template.clone(), clone.digest.clone());

@@ -107,7 +107,7 @@ fn copy(running: &Running, dir: &Path, second: &ProcessId) -> anyhow::Result<()>
     from.execute("migrate-set-capabilities", return_path(true))?;
     from.execute("migrate", json!({"uri": format!("unix:{}", dir.join(RELAY).display())}))?;
     let read = relay(&listener, dir, &mut to, second, deadline);
-    // From here on the guest goes on: its QEMU finds that nobody has taken it.
+    // From here on the guest goes on: its QEMU finds that the migration has failed.
     let resumed = vmm::wait_for(&mut from, "query-migrate", deadline, |status| Ok(status == "failed"));
     from.execute("migrate-set-capabilities", return_path(before))?;
     read?;
@@ -119,7 +119,7 @@ fn copy(running: &Running, dir: &Path, second: &ProcessId) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Whether a writer waits for its reader's word that all was read.
+/// The capability by which the sender waits until the receiver confirms that it has read all.
 fn return_path(state: bool) -> Value {
     json!({"capabilities": [{"capability": "return-path", "state": state}]})
 }

@@ -1,7 +1,7 @@
 //! Scripts by which somebody else starts the machine of a clone: a plain command line, libvirt, Proxmox VE.
 //!
-//! Each has the template's command line in it, and has [`Clones::wait_for`] hold the memory before QEMU is started. The memory is a
-//! link to a sealed memory file, by a descriptor of the process that waits:
+//! Each script contains the template's command line, and starts a process that holds the memory ([`Clones::wait_for`])
+//! before QEMU is started. The memory is a link to a sealed memory file, by a descriptor of the process that waits:
 //!
 //! | QEMU | opens the file of a private mapping |
 //! |---|---|
@@ -100,7 +100,8 @@ impl<'a> Script<'a> {
         })
     }
 
-    /// Lines that have the memory held, and wait until it is. `before` is put before the command, `after` behind it.
+    /// Lines that start the process that holds the memory, and wait until it does. `before` is put before that command,
+    /// `after` behind it.
     fn held(&self, before: &str, after: &str, failed: &str) -> String {
         let Self { waits, ready, .. } = self;
         format!(
@@ -121,7 +122,8 @@ impl<'a> Script<'a> {
 
     fn libvirt(&self) -> String {
         let Self { name, title, exports, run, words, .. } = self;
-        // libvirt takes its QEMU all capabilities, and a process without may follow a link of one without.
+        // libvirt drops all capabilities of its QEMU. A process without capabilities can only follow a `/proc` link of
+        // another process without.
         let held = self.held("setpriv --bounding-set=-all ", "", "");
         let (qemu, domain) = (shell(&words[0]), self.domain());
         format!(

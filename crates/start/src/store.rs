@@ -1,8 +1,8 @@
 //! The directory of templates: `DIR/GROUP/NAME/`, each with `template.json`, `memory`, `device` and perhaps `disk`.
 //!
-//! A template is made in `.NAME.making`, under the lock of its group, and renamed when it is complete. So whatever an
-//! interrupted `create` leaves has that name, and the next one removes it. If its
-//! removal waits for its clones, a template has a file `unwanted`. No further clone is made of it then, and it goes after the last.
+//! A template is made in `.NAME.making`, under the lock of its group, and renamed when it is complete. So everything
+//! that an interrupted `create` leaves has that name, and the next `create` removes it. A template whose removal waits
+//! for its clones has a file `unwanted`. No further clone is made of it, and it is removed after the last clone.
 
 use crate::clones::Clones;
 use crate::names;

@@ -61,7 +61,7 @@ pub struct Part {
     pub file: Stamp,
 }
 
-/// Whether a file was changed, without reading it.
+/// Properties of a file that show whether it was changed, without reading it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     bytes: u64,
@@ -141,7 +141,7 @@ impl Template {
         self.memory.stored_bytes + self.device.stored_bytes + self.disk.as_ref().map_or(0, |disk| disk.stored_bytes)
     }
 
-    /// The way out of a template that is damaged.
+    /// Advice for the user of a damaged template.
     pub(crate) fn remedy(&self) -> String {
         let Self { name, group, .. } = self;
         format!("no clone is made of it; remove it (pagefold template remove {name} --group {group}), and make it anew")
@@ -169,7 +169,7 @@ impl Template {
         }
         let Some(disk) = &self.disk else { return Ok(()) };
         let path = dir.join("disk");
-        // Clones read it while they run, and memory is not asked for its digest each time: only if the file was touched.
+        // Clones read the disk while they run. Its digest is computed again only if the file was touched.
         if Stamp::of(&path)? == disk.file { Ok(()) } else { disk.verify(&path).with_context(|| self.remedy()) }
     }
 

@@ -81,7 +81,7 @@ pub(crate) fn is_running(qmp: &mut Qmp) -> Result<bool, QmpError> {
     Ok(qmp.execute("query-status", serde_json::json!({}))?["running"] == true)
 }
 
-/// Has QEMU leave out memory that it shares with a file when it writes or reads its state, or not any more. Writer and reader
+/// Sets whether QEMU leaves out memory that it shares with a file when it writes or reads its state. Writer and reader
 /// must agree.
 pub(crate) fn leave_out_memory(qmp: &mut Qmp, leave_out: bool) -> Result<(), QmpError> {
     let capabilities = serde_json::json!({"capabilities": [{"capability": "x-ignore-shared", "state": leave_out}]});

@@ -1,5 +1,5 @@
-//! A clone whose machine somebody else starts: a person, libvirt, Proxmox VE. This process holds the template's memory, waits for that
-//! machine, and lets it go on when it is another than its siblings.
+//! A clone whose machine somebody else starts: a person, libvirt, Proxmox VE. This process holds the template's memory,
+//! waits for that machine, gives it an identity of its own, and lets it run.
 //!
 //! ```text
 //!   name taken -> NAME/memory: a link to this process's descriptor of the sealed memory       snippet.rs: who starts QEMU with it
@@ -37,7 +37,7 @@ impl Clones {
     /// Waits until somebody else has started the machine of one clone, and hands it out.
     ///
     /// # Errors
-    /// As for [`Self::make`]. Or it is another machine, or has run before.
+    /// As for [`Self::make`]. Or the machine is not a clone of the template, or has run before.
     pub fn wait_for(&self, wanted: &Wanted) -> anyhow::Result<Cloned> {
         let device = self.check(wanted)?;
         let (memory, slots) = self.reserve(wanted, false)?;
@@ -96,7 +96,7 @@ impl Job<'_> {
     }
 }
 
-/// Waits so long for a process that listens where a clone's QEMU does.
+/// Waits for a process that listens at the QMP socket of a clone, for `patience` at most.
 fn wait_for_machine(dir: &Path, patience: Duration) -> anyhow::Result<ProcessId> {
     let deadline = Instant::now() + patience;
     loop {

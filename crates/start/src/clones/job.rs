@@ -1,5 +1,5 @@
-//! Making the clones of one request, a few at a time: as many as two for each processor. More at once would all be slower, and
-//! none ready sooner.
+//! Making the clones of one request, a few at a time: as many as two for each processor. If more were made at once,
+//! each would be slower, and none would be ready sooner.
 
 use super::{Cloned, Clones, Wanted, shown};
 use crate::ask::Helper;
@@ -30,7 +30,7 @@ const STATE_SOCKET: &str = "state";
 /// Interval between two looks for an interruption: 20 ms.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A clone that is to be made: its record says which machine is warm, if one is.
+/// A clone that is to be made. If a loaded machine waits for it, the record names that machine.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) record: Record,
@@ -46,7 +46,7 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Makes them all, or ends them all.
+    /// Makes all clones of the request; if one fails, ends all.
     pub(super) fn run(&self, slots: Vec<Slot>) -> anyhow::Result<Vec<Cloned>> {
         let dirs: Vec<PathBuf> = slots.iter().map(|slot| slot.dir.clone()).collect();
         let slots: Vec<Mutex<Slot>> = slots.into_iter().map(Mutex::new).collect();
@@ -105,7 +105,7 @@ impl Job<'_> {
         }
     }
 
-    /// Starts a machine, and has it read the device state. It is stopped then.
+    /// Starts a machine, and makes it read the device state. The machine is stopped afterwards.
     fn load(&self, slot: &mut Slot, deadline: Instant) -> anyhow::Result<Qmp> {
         let disk = self.wanted.dir.join("disk");
         let mut qmp = start(self.clones, slot, &self.wanted.template.words, &disk, Some(self.memory), deadline)?;
@@ -113,7 +113,7 @@ impl Job<'_> {
         Ok(qmp)
     }
 
-    /// Has a machine read the device state. It is stopped then: its state says so.
+    /// Makes a machine read the device state. The machine is stopped afterwards, because the state says so.
     pub(super) fn give_state(&self, qmp: &mut Qmp, dir: &Path, deadline: Instant) -> anyhow::Result<()> {
         vmm::leave_out_memory(qmp, true)?;
         let socket = dir.join(STATE_SOCKET);
@@ -181,7 +181,7 @@ impl Job<'_> {
 
     fn end_all(&self, slots: Vec<Mutex<Slot>>) -> anyhow::Result<()> {
         let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
-        // Each, whatever becomes of others.
+        // Each clone is ended, even if ending another one fails.
         let ended: Vec<anyhow::Result<()>> = slots.map(|slot| self.clones.forget(&slot.record)).collect();
         ended.into_iter().collect()
     }
@@ -239,7 +239,7 @@ impl Hand {
         let identity = slot.record.identity.take().unwrap_or_else(|| Identity::new(&slot.record.name, None));
         slot.record.identity = Some(identity.clone());
         let mut helper = Helper::connect(&slot.dir, &process, deadline)?;
-        // The line is there before the guest goes on, so that it finds it at once.
+        // The request is sent before the guest goes on, so that its helper finds the request at once.
         helper.send(&identity)?;
         if slot.record.started_elsewhere && vmm::is_running(&mut qmp)? {
             bail!("somebody has let it go on before it was another than its siblings: start it paused");

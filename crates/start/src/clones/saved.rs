@@ -52,7 +52,8 @@ impl Clones {
     /// Writes a clone to a file. It is stopped meanwhile, and goes on afterwards.
     ///
     /// # Errors
-    /// It has a disk that it may have written: that is not in the state. Or the file cannot be written.
+    /// The clone has a disk that it may have written, and the state does not contain the disk. Or the file cannot be
+    /// written.
     pub fn save(&self, clone: &Record, template: &Template, dir: &Path, file: &Path) -> anyhow::Result<()> {
         clone.check_own_machine("saved")?;
         if template.disk.is_some() {
@@ -66,11 +67,11 @@ impl Clones {
         self.note_saver(&clone.name, None).and(written)
     }
 
-    /// Notes who has stopped a clone, so that it goes on if that one is killed.
+    /// Notes the process that has stopped a clone, so that the clone goes on if that process is killed.
     fn note_saver(&self, name: &str, saver: Option<ProcessId>) -> anyhow::Result<()> {
         let _lock = lock(&self.dir)?;
         let dir = self.dir_of(name);
-        // One that has ended meanwhile has no record.
+        // A clone that has ended meanwhile has no record.
         Record::read(&dir).map_or(Ok(()), |record| Record { saver, ..record }.write(&dir))
     }
 
@@ -127,7 +128,7 @@ impl Clones {
         let taken = self.tidy()?.iter().any(|clone| clone.name == name);
         crate::names::deal(&name, 1, &taken.then(|| name.clone()).into_iter().collect())?;
         private_dir(&dir)?;
-        // Under another name it is another guest: that of its name may live.
+        // Under another name, the clone is another guest, because the original may still live.
         let same = saved.identity.as_ref().filter(|_| name == saved.name);
         let record = Record {
             name,
@@ -205,7 +206,7 @@ fn write(dir: &Path, process: &ProcessId, to: &Path) -> anyhow::Result<()> {
     let to = std::path::absolute(to)?;
     let mut qmp = vmm::connect(dir, process, deadline)?;
     qmp.execute("stop", json!({}))?;
-    // It was told to leave out memory when it read the template's state.
+    // QEMU was told to leave out memory when it read the template's state.
     let written = vmm::leave_out_memory(&mut qmp, false)
         .map_err(anyhow::Error::from)
         .and_then(|()| saving::append_state(&mut qmp, &to, deadline));
@@ -229,11 +230,11 @@ pub(super) fn let_go_on(clone: Record, dir: &Path) -> Record {
 fn go_on(dir: &Path, process: &ProcessId) -> anyhow::Result<()> {
     let deadline = Instant::now() + GOING_ON;
     let mut qmp = vmm::connect(dir, process, deadline)?;
-    // Nobody wants the rest of its state.
+    // The rest of the state is not needed, so writing is cancelled.
     qmp.execute("migrate_cancel", json!({}))?;
     loop {
         match qmp.execute("cont", json!({})) {
-            // It is about to finish what it writes.
+            // QEMU is about to finish the state that it writes.
             Err(QmpError::Refused { .. }) if Instant::now() < deadline => sleep(SOON),
             done => return Ok(done.map(drop)?),
         }
