@@ -16,77 +16,79 @@ use std::time::{Duration, Instant};
 /// The program that puts agents into processes.
 pub const PROGRAM: &str = "pagefold-attach";
 
-/// Time for the program to say whether a process is attached: 2 minutes. With ksmd 2 hours, as it may take one to make all
-/// private that it has merged.
+/// Time for `pagefold-attach` to say whether the process is attached: 2 minutes. With ksmd as the merger 2 hours:
+/// un-merging all pages that ksmd has merged may take one hour.
 const TIME: Duration = Duration::from_secs(120);
 const KSM_TIME: Duration = Duration::from_secs(2 * 3600);
-/// Time for the program to end once it has closed its output, and the pause between two looks: 1 s, 5 ms.
+/// Time for `pagefold-attach` to end once it has closed its output, and the pause between two calls of `waitpid`: 1 s,
+/// 5 ms.
 const END_TIME: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A process that is to be attached.
+/// An order to `pagefold-attach`: attach this process (or un-merge it, or only look at it).
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The process.
     pub process: ProcessId,
-    /// The group whose member it becomes.
+    /// The group whose member the process becomes.
     pub group: String,
-    /// Its name there; `None`: one made from the program's.
+    /// The member's name; `None`: the name is made from the file name of its program.
     pub name: Option<String>,
-    /// Whether all private anonymous memory is folded.
+    /// Whether all private anonymous memory is folded, not only ranges that the process advises.
     pub all_anonymous: bool,
-    /// Whether a rule wants it.
+    /// Whether an enrol rule gives the order, not a user.
     pub by_rule: bool,
-    /// Whether it is only looked at.
+    /// Whether the process is only examined, and not changed.
     pub dry_run: bool,
     /// The merger.
     pub via: Via,
-    /// Whether ksmd is to merge it no longer.
+    /// Whether ksmd is to stop merging the process's pages.
     pub undo: bool,
-    /// Whether an agent is there, beside which the program was killed.
+    /// Whether the process has an agent already, and the `pagefold-attach` that stayed beside it was killed.
     pub again: bool,
 }
 
 /// A process that was attached, as `pagefold-attach` and `--json` say it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attached {
-    /// Its pid.
+    /// Pid of the process.
     pub pid: u32,
-    /// Its group.
+    /// The group that the process is a member of.
     pub group: String,
-    /// Number of its threads.
+    /// Number of threads of the process.
     pub threads: usize,
-    /// How long one of them was stopped.
+    /// Longest time that a thread was stopped, in microseconds.
     pub stopped_us: u64,
-    /// Bytes of memory that may be folded or merged.
+    /// Memory of the process that may be folded or merged, in bytes.
     pub enrolled_bytes: u64,
     /// The merger.
     pub via: Via,
-    /// Whether its pages are shared with its group alone.
+    /// Whether the merger shares the process's pages with members of its group alone.
     pub groups_hold: bool,
-    /// Its pages that ksmd has merged, if it is the merger and the kernel tells.
+    /// Pages of the process that ksmd has merged. `None` if ksmd is not the merger, or the kernel does not tell.
     pub ksm_pages: Option<u64>,
 }
 
 /// A process that was not attached.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why, in words.
+    /// The reason, for the user.
     pub why: String,
     /// Whether this host lacks something that every process would need.
     pub host_lacks: bool,
-    /// Whether the order itself cannot be meant, as of a group that there is not.
+    /// Whether the order is a usage error, for instance names a group that does not exist.
     pub is_usage: bool,
-    /// The thread that still listens to the program, if that said nothing.
+    /// The thread that still reads the output of `pagefold-attach`, if the program has said nothing in time.
     pub listener: Option<JoinHandle<()>>,
 }
 
 impl Order {
-    /// Has `program` carry it out, for the service in `dir`. It stays beside the process, and is collected by
-    /// `rustix::process::wait`. A process may have ways to keep the program waiting: nobody waits for that for longer than this.
+    /// Starts `program` (`pagefold-attach`) to carry out the order, for the service in `dir`. The program stays beside
+    /// the attached process, so the caller reaps it later by `rustix::process::wait`. A process may keep the program
+    /// waiting, so this call gives up after 2 minutes (ksmd: 2 hours).
     ///
     /// # Errors
-    /// The program cannot be started, or says something else than was asked.
+    /// The program cannot be started, or its output is no [`Attached`] in JSON.
     pub fn carry_out(&self, program: &Path, dir: &Path) -> anyhow::Result<Result<Attached, Refused>> {
         self.carry_out_within(program, dir, if self.via == Via::Ksm { KSM_TIME } else { TIME })
     }
@@ -110,7 +112,7 @@ impl Order {
             ("--again", self.again),
         ];
         command.args(flags.iter().filter(|(_, given)| *given).map(|(flag, _)| flag));
-        // It goes on when this program has ended, and an interrupt at the terminal is not meant for it.
+        // `pagefold-attach` outlives this program. Ctrl-C at the terminal must not reach it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let (mut output, mut errors) = child.stdout.take().zip(child.stderr.take()).context("no output")?;
@@ -118,7 +120,7 @@ impl Order {
         let listener = std::thread::spawn(move || {
             let mut both = [String::new(), String::new()];
             let read = output.read_to_string(&mut both[0]).and_then(|_| errors.read_to_string(&mut both[1]));
-            // Nobody may listen any more.
+            // Sending fails if the receiver gave up after the timeout.
             let _ = sender.send(read.map(|_| both));
         });
         let Ok(said) = said.recv_timeout(time) else {
@@ -129,7 +131,7 @@ impl Order {
         if !text.is_empty() {
             return serde_json::from_str(&text).map(Ok).with_context(|| format!("{PROGRAM} says: {text}"));
         }
-        // It may stay, to look after threads of a process that was frozen meanwhile.
+        // After a failure, `pagefold-attach` may stay to look after threads of a frozen process.
         let until = Instant::now() + END_TIME;
         let ended = loop {
             match child.try_wait()? {

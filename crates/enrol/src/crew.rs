@@ -12,17 +12,18 @@ use std::time::Duration;
 /// Most processes that are being attached at a time: one for each processor, and 4 at most.
 const MOST_AT_ONCE: usize = 4;
 
-/// The end of an order, and why it failed, if it did.
+/// The process of an order that has ended, and the reason if the order failed.
 pub type Done = (ProcessId, Option<String>);
 
-/// See the module.
+/// Orders that wait or run, and the threads that carry them out.
 pub struct Crew {
     program: PathBuf,
     dir: PathBuf,
     waiting: VecDeque<Order>,
     at_once: usize,
     running: Vec<ProcessId>,
-    /// Those whose program has said nothing for too long. They are not ordered again before it does.
+    /// Processes whose `pagefold-attach` has said nothing within its time. No new order is given for them before that
+    /// program has closed its output.
     silent: Arc<Mutex<Vec<ProcessId>>>,
     sender: Sender<Done>,
     receiver: Receiver<Done>,
@@ -56,7 +57,8 @@ impl Crew {
         is_silent || self.running.contains(&process) || self.waiting.iter().any(|order| order.process == process)
     }
 
-    /// Starts orders, as long as there is room. `still` says whether one is still wanted.
+    /// Starts waiting orders until [`MOST_AT_ONCE`] run. `still` says whether an order is still wanted; others are
+    /// dropped.
     pub fn start(&mut self, mut still: impl FnMut(&Order) -> bool) {
         while self.running.len() < self.at_once {
             let Some(order) = self.waiting.pop_front() else { return };
@@ -74,7 +76,7 @@ impl Crew {
                 };
                 let all = || silent.lock().unwrap_or_else(PoisonError::into_inner);
                 all().extend(listener.is_some().then_some(order.process));
-                // Nobody listens at the end of this program.
+                // Sending fails only while this program ends and the receiver is gone.
                 let _ = sender.send((order.process, failed));
                 if let Some(listener) = listener {
                     let _ = listener.join();
@@ -84,7 +86,7 @@ impl Crew {
         }
     }
 
-    /// The next order that is done, within this time.
+    /// Waits for the end of the next order, for `within` at most.
     pub fn done(&mut self, within: Duration) -> Option<Done> {
         let done = self.receiver.recv_timeout(within).ok();
         if let Some((process, _)) = &done {
@@ -93,9 +95,11 @@ impl Crew {
         done
     }
 
-    /// Collects programs that have ended. They stay beside processes for as long as these live.
+    /// Reaps `pagefold-attach` programs that have ended. Each stays beside its process for as long as the process
+    /// lives.
     pub fn collect(&self) {
-        // One that fails is waited for by its thread.
+        // While an order runs, its thread itself waits for the program if it fails. So nothing is reaped here
+        // meanwhile.
         while self.running.is_empty() && matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }
 }

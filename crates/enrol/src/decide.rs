@@ -21,7 +21,7 @@ const LEAST_AGE_S: u64 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Compiled>);
 
-/// A rule with its patterns.
+/// A rule with its patterns parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Compiled {
     rule: Rule,
@@ -32,47 +32,48 @@ struct Compiled {
     unit: Option<Glob>,
 }
 
-/// The standing of a process.
+/// Membership and failed attempts of a process, as the decision needs them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Whether it is a member of a group.
+    /// Whether the process is a member of a group.
     pub is_member: bool,
-    /// Why it could not be attached, and the seconds until it is tried again.
+    /// The reason why the last attempt failed, and the seconds until the next one.
     pub failed: Option<(String, u64)>,
 }
 
-/// The decision.
+/// The decision about one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// No rule is about it.
+    /// No rule fits the process, or the process is Pagefold's own.
     Nothing,
-    /// It is a member already.
+    /// The process is a member already.
     Member(&'a Rule),
-    /// It is to be attached; with all private anonymous memory, or only what it advises.
+    /// The process is to be attached. `true`: all its private anonymous memory is folded; `false`: only the ranges it
+    /// advises.
     Attach(&'a Rule, bool),
-    /// It is looked at again in a moment.
+    /// The process has just started, and is looked at again with the next look.
     Soon(&'a Rule),
-    /// It is left alone for this reason; for so many seconds, if it was tried.
+    /// The process is left alone for this reason. After a failed attempt, also the seconds until the next one.
     Wait(&'a Rule, String, Option<u64>),
 }
 
 impl Rules {
-    /// Rules that came from a service; one that is not valid fits nothing.
+    /// Compiles rules that came from a service. A rule that is not valid is left out.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self(rules.into_iter().filter_map(|rule| Compiled::new(rule).ok()).collect())
     }
 
-    /// Whether there is none.
+    /// Whether there are no rules.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether names, labels or metadata count that only container runtimes and libvirt know.
+    /// Whether a rule asks for names, labels or metadata that only container runtimes and libvirt know.
     pub fn want_names(&self) -> bool {
         self.0.iter().any(|one| one.container.is_some() || one.label.is_some() || one.rule.domain_metadata)
     }
 
-    /// Whether a rule fits a process, whatever else is known of it.
+    /// Whether any rule fits a process, regardless of its memory, age and earlier attempts.
     pub fn fit(&self, facts: &Facts) -> bool {
         !facts.is_own && self.0.iter().any(|one| one.fits(facts))
     }
@@ -100,7 +101,7 @@ impl Rules {
         }
         match &standing.failed {
             Some((why, seconds)) if *seconds > 0 => Verdict::Wait(rule, why.clone(), Some(*seconds)),
-            // Of a VM, its RAM is folded and nothing else.
+            // For a VM, only guest RAM is folded, even if the rule asks for all anonymous memory.
             _ => Verdict::Attach(rule, rule.all_anonymous && !facts.is_vm),
         }
     }
@@ -132,7 +133,7 @@ impl Compiled {
         let labelled = |(key, glob): &(String, Glob)| {
             inside.and_then(|inside| inside.labels.get(key)).is_some_and(|value| glob.matches(value))
         };
-        // Root of a container may be root of the host by its number. It gains nothing by that.
+        // A container's root may have the host's uid 0. So a rule of a user alone fits no process in a container.
         let is_user_alone = cgroup.is_none() && container.is_none() && label.is_none() && unit.is_none();
         cgroup.as_ref().is_none_or(is_in)
             && container.as_ref().is_none_or(named)

@@ -28,23 +28,23 @@ pub struct Facts {
     pub pid: u32,
     /// The file name of its program.
     pub program: String,
-    /// The user whose rights it has.
+    /// The uid of the process.
     pub uid: u32,
     /// Its control groups, as far as root has given their paths.
     pub cgroups: Cgroups,
     /// The names and the labels of the container that it runs in.
     pub container: Option<ContainerFacts>,
-    /// The unit of systemd's that it belongs to.
+    /// The systemd unit that the process belongs to.
     pub unit: Option<String>,
-    /// The domain of libvirt's that it runs.
+    /// The libvirt domain whose VM the process runs.
     pub domain: Option<String>,
     /// The group and the name that this domain's metadata ask for.
     pub asked: Option<Asked>,
-    /// Whether it runs a VM.
+    /// Whether the process runs a VM.
     pub is_vm: bool,
-    /// Whether it is one of Pagefold's own.
+    /// Whether the process runs one of Pagefold's own programs.
     pub is_own: bool,
-    /// Bytes of its private memory.
+    /// Private memory of the process in page frames, in bytes.
     pub private_bytes: u64,
     /// Whole seconds since it started.
     pub age_s: u64,
@@ -62,15 +62,16 @@ pub struct Asked {
 /// The facts of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerFacts {
-    /// Its names: that of its control group, and the one that its user has given where the runtime names by a hash.
+    /// The container's names: its control group's name, and the user's name for it if the runtime names control groups
+    /// by a hash.
     pub names: Vec<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Reads facts.
+/// Reads the facts of processes.
 pub struct Looker {
-    /// `None`: paths of control groups are taken as they are.
+    /// Knows which control groups root has made. `None`: paths of control groups are taken as they are.
     makers: Option<CgroupMakers>,
     labels: Labels,
     domains: Domains,
@@ -86,7 +87,7 @@ impl Default for Looker {
 }
 
 impl Looker {
-    /// One that looks from this process's place.
+    /// A looker of the service. It counts only control groups that root has named.
     pub fn new() -> Self {
         let own = Process::read_without_arguments(std::process::id()).unwrap_or_default();
         let home = own.exe.as_deref().and_then(|exe| exe.parent()).map(std::path::Path::to_owned);
@@ -101,19 +102,21 @@ impl Looker {
         }
     }
 
-    /// One for somebody who names a control group or a container. They may name their own.
+    /// A looker for a user who names a control group or a container. All control groups count, as users may name their
+    /// own.
     pub fn of_caller() -> Self {
         Self { makers: None, ..Self::new() }
     }
 
-    /// Forgets what was seen of control groups and containers: each look begins with that.
+    /// Forgets cached control groups, containers and domains. Called at the start of each look.
     pub fn look_anew(&mut self) {
         self.makers.iter_mut().for_each(CgroupMakers::look_anew);
         self.labels.look_anew();
         self.domains.look_anew();
     }
 
-    /// The facts of a process; `None` if it is gone, or has no memory of its own. Of labels and metadata only where they are wanted.
+    /// The facts of a process; `None` if it has ended, is a kernel thread or is still being loaded. Labels and metadata
+    /// are read only `with_names`.
     pub fn look(&mut self, pid: u32, with_names: bool) -> Option<Facts> {
         let process = Process::read_without_arguments(pid).ok()?;
         if process.stat.kernel_thread || process.stat.has_ended() || process.stat.loading {
@@ -152,7 +155,8 @@ impl Looker {
 }
 
 impl Facts {
-    /// The name that it gets as a member; `None`: one made from the program's.
+    /// The process's name as a member: from the domain's metadata, or else from the domain's name. `None`: it is made
+    /// from the program's name.
     pub fn member_name(&self) -> Option<String> {
         let asked = self.asked.as_ref().and_then(|asked| asked.name.clone());
         asked.or_else(|| self.domain.as_deref().and_then(member_name))
@@ -164,7 +168,7 @@ impl Facts {
     }
 }
 
-/// The outermost unit that is no slice. Below it, names are those of whoever it was given to.
+/// The outermost systemd unit that is not a slice. Names below it are chosen by the user of that unit.
 fn unit_of(cgroups: &Cgroups) -> Option<String> {
     cgroups.paths().find_map(|path| {
         let first = path.split('/').skip(1).find(|part| !part.ends_with(".slice"))?;

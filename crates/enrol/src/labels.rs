@@ -22,15 +22,16 @@ use std::time::{Duration, Instant};
 
 /// Directory of Docker's containers.
 const DOCKER: &str = "/var/lib/docker/containers";
-/// Longest file of Docker's, and longest answer of Podman's, in bytes.
+/// Longest `config.v2.json` of Docker, and longest answer of Podman, in bytes.
 const MOST_BYTES: u64 = 4 << 20;
-/// Time for Podman to answer: 10 s. It waits for as long as somebody else holds a lock of the container's.
+/// Time for `podman container inspect` to answer: 10 s. Podman waits as long as another process holds the container's
+/// lock.
 const PODMAN_TIME: Duration = Duration::from_secs(10);
-/// Time for which a Podman that has not answered is not asked again, about whatever container: 60 s.
+/// Time for which Podman is not asked again, about any container, after it has not answered: 60 s.
 const PODMAN_RESTS: Duration = Duration::from_secs(60);
-/// Time between two looks whether it has ended: 1 ms.
+/// Time between two calls of `waitpid` for Podman: 1 ms.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time for which a container's names and labels are believed: 10 s. Labels cannot be changed; names can.
+/// Time for which a container's cached names and labels are used: 10 s. A runtime cannot change labels, but names.
 const BELIEVED: Duration = Duration::from_secs(10);
 
 /// The facts of containers.
@@ -40,12 +41,12 @@ pub struct Labels {
     podman: Podman,
 }
 
-/// Asks Podman.
+/// Runs `podman container inspect`.
 #[derive(Debug)]
 struct Podman {
     program: PathBuf,
     time: Duration,
-    /// When it may be asked again, if it has not answered.
+    /// The time from which Podman may be asked again, after it has not answered.
     rests: Option<Instant>,
 }
 
@@ -55,7 +56,7 @@ impl Default for Podman {
     }
 }
 
-/// A runtime's word on a container. Docker's names begin with a slash.
+/// Name and labels of a container, in Docker's file or Podman's answer. Docker's names begin with a slash.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Said {
@@ -71,12 +72,12 @@ struct Config {
 }
 
 impl Labels {
-    /// Forgets what may have changed.
+    /// Forgets facts that are older than [`BELIEVED`].
     pub fn look_anew(&mut self) {
         self.known.retain(|_, (since, _)| since.elapsed() < BELIEVED);
     }
 
-    /// The facts of a container. The runtime is asked only `with_names`.
+    /// Names and labels of a container. The runtime is asked only `with_names`.
     pub fn of(&mut self, container: &Container, with_names: bool) -> ContainerFacts {
         if let Some((_, facts)) = self.known.get(&container.group) {
             return facts.clone();
@@ -121,14 +122,14 @@ impl Podman {
     }
 }
 
-/// The output of a program, and whether it took longer than this. It is ended then.
+/// Runs a program for `time` at most. Returns its output, and whether it took longer; then the program is killed.
 fn answer_within(command: &mut Command, time: Duration) -> (Vec<u8>, bool) {
     let (mut text, until) = (Vec::new(), Instant::now() + time);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let Ok(mut child) = command.spawn() else { return (text, false) };
     let is_late = !read_until(&mut child, &mut text, until) || !has_ended_by(&mut child, until);
     if is_late {
-        // With all that it has started. One that no signal ends is collected with others (`crew`).
+        // Kills the program and its children. A program in uninterruptible sleep ends later, and `crew` reaps it.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let _ = child.try_wait();
         text.clear();
@@ -136,7 +137,7 @@ fn answer_within(command: &mut Command, time: Duration) -> (Vec<u8>, bool) {
     (text, is_late)
 }
 
-/// Reads the output of a program. Says whether that has come to its end, or is too long.
+/// Reads the output of a program until `until`. True if the output ended or got too long, false at the timeout.
 fn read_until(child: &mut Child, text: &mut Vec<u8>, until: Instant) -> bool {
     let Some(mut output) = child.stdout.take() else { return true };
     let mut part = [0; 4096];
@@ -158,7 +159,7 @@ fn read_until(child: &mut Child, text: &mut Vec<u8>, until: Instant) -> bool {
     }
 }
 
-/// Waits for the end of a program. Says whether it came in time.
+/// Waits for the end of a program. True if the program has ended before `until`.
 fn has_ended_by(child: &mut Child, until: Instant) -> bool {
     loop {
         match child.try_wait() {

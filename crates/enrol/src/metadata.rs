@@ -23,13 +23,13 @@ const DOMAINS: &str = "/run/libvirt/qemu";
 const NAMESPACE: &str = "urn:pagefold:domain:1";
 /// Longest file of a domain, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
-/// Longest file of a process id, in bytes.
+/// Longest `NAME.pid`, in bytes.
 const MOST_PID_BYTES: u64 = 32;
-/// Most nodes of a file.
+/// Most XML nodes of a domain's file.
 const MOST_NODES: u32 = 100_000;
 /// Most domains of a host.
 const MOST_DOMAINS: usize = 10_000;
-/// Most characters of a name that is made of a domain's.
+/// Most characters of a member's name that is made of a domain's name.
 const MOST_NAME: usize = 48;
 
 /// Domains that run, by process.
@@ -44,7 +44,7 @@ impl Domains {
         self.files = None;
     }
 
-    /// Group and name that the domain asks for which this process runs.
+    /// Group and name asked for by the metadata of the domain that process `pid` runs.
     pub fn of(&mut self, pid: u32) -> Option<Asked> {
         let file = self.files.get_or_insert_with(|| files(Path::new(DOMAINS))).get(&pid)?;
         let text = host::read_plain_file(file, MOST_BYTES).ok()?;
@@ -52,7 +52,7 @@ impl Domains {
     }
 }
 
-/// The files of domains in a directory of root's, by process.
+/// The XML files of running domains by pid. Files and directory count only if root owns them and alone can write them.
 fn files(dir: &Path) -> HashMap<u32, PathBuf> {
     let is_roots = |path: &Path| path.symlink_metadata().is_ok_and(|of| of.uid() == 0 && of.mode() & 0o022 == 0);
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -65,7 +65,7 @@ fn files(dir: &Path) -> HashMap<u32, PathBuf> {
     if is_roots(dir) { entries.filter_map(file).take(MOST_DOMAINS).collect() } else { HashMap::new() }
 }
 
-/// Group and name that the file of a running domain asks for, if it is of this process.
+/// Group and name in the XML `text` of a running domain; `None` if that domain is not run by process `pid`.
 fn asked(text: &str, pid: u32) -> Option<Asked> {
     let options = ParsingOptions { nodes_limit: MOST_NODES, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options).ok()?;
@@ -76,7 +76,7 @@ fn asked(text: &str, pid: u32) -> Option<Asked> {
     let domain = child(status, "domain")?;
     let metadata = child(domain, "metadata")?;
     let mut members = metadata.children().filter(|node| node.has_tag_name((NAMESPACE, "member")));
-    // Two of them say two things.
+    // Two `member` elements contradict each other, so neither counts.
     let (member, None) = (members.next()?, members.next()) else { return None };
     let given = member.attribute("name").or_else(|| child(domain, "name")?.text());
     Some(Asked { group: member.attribute("group")?.to_owned(), name: given.and_then(member_name) })
@@ -86,7 +86,7 @@ fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 
-/// A member's name made of a domain's: other characters than those of a member's name become `-`.
+/// A member's name made of a domain's name: characters that no member's name may have become `-`.
 pub fn member_name(of: &str) -> Option<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let made: String = of.chars().map(plain).collect();

@@ -1,4 +1,4 @@
-//! The loop that carries out rules, and the plan that only tells.
+//! The loop that carries out the rules, and the plan that only says what they would do.
 
 use crate::attach::Order;
 use crate::crew::Crew;
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 /// Time between two looks: 2 s.
 const EVERY: Duration = Duration::from_secs(2);
-/// Time between two looks whether a program that stays beside a member was killed: 10 s.
+/// Time between two checks whether a `pagefold-attach` beside a member was killed: 10 s.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
-/// Age below which a program of Pagefold's own may still execute another: 30 s.
+/// Age below which one of Pagefold's own programs may still execute (`execve`) another program: 30 s.
 const YOUNG_S: u64 = 30;
 
-/// A process that a rule fits, and what is done about it.
+/// A process that a rule fits, and the decision about it.
 #[derive(Debug, Serialize)]
 pub struct Planned {
     /// Its pid.
@@ -35,13 +35,14 @@ pub struct Planned {
     pub rule: String,
     /// `member`, `attach` or `wait`.
     pub decision: &'static str,
-    /// Why it waits.
+    /// The reason of `wait`.
     pub why: Option<String>,
     /// Bytes of its private memory.
     pub private_bytes: u64,
 }
 
-/// Tells for each process that a rule fits what would be done. `program` looks at each that would be attached.
+/// Lists every process that a rule fits, with the decision. For a process to be attached, `program` checks by a dry run
+/// whether it could be.
 ///
 /// # Errors
 /// The service does not answer, or processes cannot be listed.
@@ -89,7 +90,7 @@ pub fn run(place: &Place, program: PathBuf) -> anyhow::Result<()> {
     loop {
         if due <= Instant::now() {
             due = Instant::now() + EVERY;
-            // A service that does not answer is being started again. Without an answer, nothing new is begun.
+            // If the service does not answer, it may be restarting. Nothing new is ordered until it answers.
             if enroller.ask_rules().is_ok() {
                 enroller.look()?;
                 enroller.look_beside_members();
@@ -111,14 +112,14 @@ struct Enroller {
     looker: Looker,
     watch: Watch,
     crew: Crew,
-    /// Processes that are left alone, and since when those that were tried wait.
+    /// Processes that are left alone, by pid, and the time of the next attempt for those whose attempt failed.
     not_attached: BTreeMap<u32, (NotAttached, Option<Instant>)>,
-    /// When the programs beside members are looked at next.
+    /// The time of the next check of the programs beside members.
     members_due: Instant,
 }
 
 impl Enroller {
-    /// Asks for the rules, and tells what is not attached.
+    /// Reports to the service the processes that are not attached, and gets its rules.
     fn ask_rules(&mut self) -> anyhow::Result<()> {
         let service = match self.service.take() {
             Some(service) => service,
@@ -154,7 +155,8 @@ impl Enroller {
                 self.watch.looked(pid, 0, now);
                 continue;
             };
-            // One stays beside each member. A young one may be about to execute a program.
+            // A `pagefold-attach` stays beside each member. A young Pagefold program may be about to execute another
+            // program.
             if facts.is_own && facts.age_s >= YOUNG_S {
                 self.watch.rests(pid, facts.start_ticks, now);
                 continue;
@@ -175,7 +177,7 @@ impl Enroller {
         Ok(())
     }
 
-    /// Orders programs in the place of those that were killed beside members.
+    /// Orders a new `pagefold-attach` for each member whose old one was killed.
     fn look_beside_members(&mut self) {
         let now = Instant::now();
         let Some(service) = self.service.as_ref().filter(|_| self.members_due <= now) else { return };
@@ -201,7 +203,7 @@ impl Enroller {
         }
     }
 
-    /// Does what is decided about a process.
+    /// Carries out the decision about a process.
     fn follow(&mut self, facts: &Facts, standing: &Standing, now: Instant) {
         let (pid, start) = (facts.pid, facts.start_ticks);
         let Self { rules, watch, crew, not_attached, .. } = self;
@@ -224,7 +226,7 @@ impl Enroller {
         }
     }
 
-    /// Starts orders. Each process is looked at once more: it may have waited for long.
+    /// Starts orders. Facts and decision of each process are checked anew, as the order may have waited for long.
     fn start(&mut self) {
         let Self { looker, rules, watch, crew, .. } = self;
         crew.start(|order| {
@@ -246,7 +248,8 @@ impl Enroller {
         });
     }
 
-    /// Notes what became of an order.
+    /// Notes the result of an order. If it failed, the process is listed as not attached, with the reason and the next
+    /// attempt.
     fn done(&mut self, process: ProcessId, failed: Option<String>) {
         let now = Instant::now();
         let wait = self.watch.tried(process.pid, process.start_ticks, failed.clone(), now);

@@ -1,8 +1,8 @@
-//! When which process is looked at again.
+//! Decides at what time each process is looked at again.
 //!
-//! All pids are listed at each look, which is cheap. A process is read when it is new, and again after waits that
-//! double: it may move to another control group, or become another user. Of one that failed, the wait is that of its back-off.
-//! A pid that was given to another process between two looks is noticed when it is due.
+//! All pids are listed at each look, which is cheap. A process's facts are read when it is new, and again after waits
+//! that double. Meanwhile it may move to another control group, or change its uid. After a failed attempt, they are
+//! read at the next attempt. A pid that the kernel has reused for another process is noticed when the pid is due.
 
 use crate::facts::Facts;
 use host::ProcessId;
@@ -16,7 +16,7 @@ const RESTS: Duration = Duration::from_secs(300);
 /// First and longest wait after an attempt that failed: 10 s, 10 minutes.
 const TRIES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
-/// The processes that were seen.
+/// The processes seen so far, by pid.
 #[derive(Debug, Default)]
 pub struct Watch {
     seen: HashMap<u32, Seen>,
@@ -28,7 +28,7 @@ struct Seen {
     due: Instant,
     wait: Option<Duration>,
     failed: Option<Failed>,
-    /// Whether it is being attached.
+    /// Whether an order for the process waits or runs. No look at it is due meanwhile.
     is_busy: bool,
 }
 
@@ -49,14 +49,14 @@ impl Watch {
         pids.iter().copied().filter(is_due).collect()
     }
 
-    /// Has all processes looked at again: the rules have changed.
+    /// Makes all processes due, because the rules have changed.
     pub fn look_at_all(&mut self, now: Instant) {
         for seen in self.seen.values_mut() {
             (seen.due, seen.wait) = (now, None);
         }
     }
 
-    /// Why a process could not be attached before, and in how many seconds it is tried again.
+    /// The reason why the last attempt at a process failed, and the seconds until the next one.
     pub fn failed(&self, facts: &Facts, now: Instant) -> Option<(String, u64)> {
         let failed = self.seen.get(&facts.pid).filter(|seen| seen.start_ticks == facts.start_ticks)?.failed.as_ref()?;
         Some((failed.why.clone(), seconds_until(failed.again, now)))
@@ -78,22 +78,22 @@ impl Watch {
         }
     }
 
-    /// Notes that a process is a member, or one of Pagefold's own.
+    /// Notes that a process is a member or a program of Pagefold's own, and is due after [`RESTS`].
     pub fn rests(&mut self, pid: u32, start_ticks: u64, now: Instant) {
         self.of(pid, start_ticks, now).due = now + RESTS;
     }
 
-    /// Notes that a process is to be looked at with the next look.
+    /// Notes that a process is due at the next look.
     pub fn soon(&mut self, pid: u32, start_ticks: u64, now: Instant) {
         self.of(pid, start_ticks, now).due = now;
     }
 
-    /// Notes that a process is being attached.
+    /// Notes that the attachment of a process was ordered.
     pub fn busy(&mut self, pid: u32, start_ticks: u64, now: Instant) {
         self.of(pid, start_ticks, now).is_busy = true;
     }
 
-    /// Notes what became of an attempt. Returns the wait before the next one, if it failed.
+    /// Notes the result of an attempt. Returns the wait before the next attempt if this one failed.
     pub fn tried(&mut self, pid: u32, start_ticks: u64, failed: Option<String>, now: Instant) -> Option<Duration> {
         let seen = self.of(pid, start_ticks, now);
         seen.is_busy = false;
