@@ -32,11 +32,11 @@ pub struct Collector<'a> {
     shard: Shard<'a>,
     layout: &'a Layout,
     zeros: Zeros,
-    /// Keep an entry for every zero page too, since a watch follows each page.
+    /// Whether every zero page gets an entry too. A watch follows each page, so it needs them.
     every_page: bool,
 }
 
-/// A collector whose pass has ended.
+/// Entries and zero counts of one thread, after its pass has ended.
 #[derive(Debug)]
 pub struct Collected {
     shard: SortedShard,
@@ -124,7 +124,8 @@ impl Census {
         self.passes
     }
 
-    /// The findings, but for those that only the scan knows. Also this round, to compare the next one with it.
+    /// The findings, without those that the scan fills in. Also this round of a watch, with which the next round is
+    /// compared.
     pub fn finish(self, before: Option<&Round>) -> (Findings, Option<Round>) {
         let mut findings = self.tally.finish();
         findings.host.index_bytes = self.index_bytes as u64;

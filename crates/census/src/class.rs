@@ -53,7 +53,7 @@ impl AnonFile {
         self.anon + self.file > 0
     }
 
-    /// Frames freed by merging these frames into one, by pair of kinds.
+    /// Number of frames freed by merging these frames into one, by pair of kinds.
     const fn superfluous(self) -> ByKinds {
         let anon_anon = self.anon.saturating_sub(1);
         let file_file = self.file.saturating_sub(1);
@@ -73,22 +73,22 @@ impl AnonFile {
 pub struct ClassCounts {
     per_guest: Vec<PerGuest>,
     per_group: Vec<PerGroup>,
-    /// Guests with frames, in order of first sight.
+    /// Guests with frames of this class, in the order in which they were first seen.
     pub guests: Vec<GuestIndex>,
-    /// Groups with frames, the common bucket included.
+    /// Groups with frames of this class, the common bucket included.
     pub buckets: Vec<u16>,
     touched_groups: Vec<u16>,
-    /// Frames of guests.
+    /// Frames of this class that guests map.
     pub guest_frames: u64,
-    /// Frames that only the host holds.
+    /// Frames of this class that the host holds and no guest maps.
     host: AnonFile,
     /// Frames that several guests map, and the mappings beyond the first.
     pub shared_frames: u64,
     /// See `shared_frames`.
     pub shared_mappings: u64,
-    /// Frames of the kernel's own merger.
+    /// Frames of this class that KSM holds.
     pub ksm_frames: u64,
-    /// Whether anybody besides the owners counted here maps a frame of this class.
+    /// Whether a frame of this class has mappings outside one of its owners.
     pub mapped_elsewhere: bool,
     frames_seen: u64,
 }
@@ -101,16 +101,17 @@ struct PerGuest {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct PerGroup {
-    /// Frames with a mapping by a member.
+    /// Frames that at least one guest of this group maps.
     frames: u64,
-    /// Frames that belong to this bucket alone.
+    /// Frames that only guests of this group map. In the common bucket: frames that guests of several groups map.
     bucket_frames: u64,
-    /// The last frame counted in `frames`, so that a frame that two members map is counted once.
+    /// Serial number of the last frame counted in `frames`, so that a frame that two guests of the group map is counted
+    /// once.
     last_frame: u64,
 }
 
 impl ClassCounts {
-    /// Room for the counts of these guests and groups.
+    /// Empty counts, with room for these guests and groups.
     pub fn new(groups: &Groups) -> Self {
         Self {
             per_guest: vec![PerGuest::default(); groups.of_guest.len()],
@@ -119,7 +120,7 @@ impl ClassCounts {
         }
     }
 
-    /// Counts a class, in place of the one before.
+    /// Counts a class. The counts of the class before are dropped.
     pub fn count(&mut self, groups: &Groups, class: &[Entry], zeros: impl Iterator<Item = ZeroCount>) {
         self.reset();
         for frame in class.chunk_by(|a, b| a.frame() == b.frame()) {

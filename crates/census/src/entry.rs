@@ -54,7 +54,7 @@ impl Entry {
         GuestIndex((self.frame_and_owner >> 8) as u16)
     }
 
-    /// Part of the guest.
+    /// The part of the guest's footprint.
     pub const fn region(self) -> Region {
         Region::ALL[(self.frame_and_owner >> 4 & 0xf) as usize % Region::ALL.len()]
     }
@@ -64,12 +64,12 @@ impl Entry {
         PageKind::ALL[(self.frame_and_owner >> 2 & 3) as usize % PageKind::ALL.len()]
     }
 
-    /// Mapped by somebody other than the owner.
+    /// Whether a process other than the owner's maps the frame.
     pub const fn mapped_elsewhere(self) -> bool {
         self.frame_and_owner >> 1 & 1 == 1
     }
 
-    /// Held by the kernel's own merger.
+    /// Whether KSM, the kernel's own merger, holds the frame.
     pub const fn ksm(self) -> bool {
         self.frame_and_owner & 1 == 1
     }

@@ -57,7 +57,8 @@ impl Round {
         }
     }
 
-    /// Compares with the round before. A page that stays a duplicate takes over from it since when it has been one.
+    /// Compares this round with the round before. A page that is still a duplicate keeps the second since which it has
+    /// been one.
     pub fn compare(&mut self, before: &Self) -> Change {
         let mut change =
             Change { round: self.number, seconds: f64::from(self.second - before.second), ..Change::default() };

@@ -44,7 +44,7 @@ pub struct Tally {
     host_resident_pages: Option<u64>,
     counts: ClassCounts,
     commonness: Commonness,
-    /// Whether each guest is a VM.
+    /// Whether a guest is a VM, by guest.
     vms: Vec<bool>,
     /// Guests that hold a content in frames that can be folded.
     holders: Vec<GuestIndex>,
@@ -461,7 +461,7 @@ struct Counted {
     nearest: Nearest,
 }
 
-/// Adds to a count of the host's, if those are kept.
+/// Adds to a count of host pages, if the host's memory is counted.
 fn add(count: &mut Option<u64>, pages: u64) {
     if let Some(count) = count {
         *count += pages;

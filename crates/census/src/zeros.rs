@@ -1,19 +1,19 @@
 //! Zero pages, counted as they come by. A guest that has just booted may hold little else. The index tells which frame
-//! a page is and what its neighbours match. Nobody asks that of a page of zeros that no one else maps, so such pages
-//! have no entry in the index.
+//! a page is and what its neighbours match. For a zero page that only its owner maps, neither matters. So such a page
+//! has no entry in the index.
 
 use crate::Layout;
 use page::{GuestIndex, GuestPageKind, PageKind, PageSample, Region};
 use std::collections::BTreeMap;
 
-/// Properties that are told apart: owner, region, kind, cell of the page map, and kind inside the guest.
+/// Properties by which zero pages are counted: owner, region, kind, cell of the page map, and kind inside the guest.
 type Key = (GuestIndex, Region, PageKind, Option<u32>, Option<GuestPageKind>);
 
 /// Numbers of zero pages by `Key`.
 #[derive(Clone, Debug, Default)]
 pub struct Zeros {
     counts: BTreeMap<Key, u64>,
-    /// Zero pages come in long stretches; those of the current stretch are not in `counts`.
+    /// Key and length of the current stretch of zero pages with one key, which is not yet in `counts`.
     stretch: Option<(Key, u64)>,
 }
 
@@ -46,7 +46,7 @@ impl Zeros {
         }
     }
 
-    /// The counts, complete once [`Zeros::add`] was called.
+    /// The counts. [`Zeros::add`] must have been called last, as it adds the current stretch.
     pub fn iter(&self) -> impl Iterator<Item = ZeroCount> {
         debug_assert!(self.stretch.is_none());
         let count = |(&(owner, region, kind, cell, guest_kind), &pages): (&Key, &u64)| ZeroCount {
