@@ -27,7 +27,7 @@ const PLAUSIBLE: f64 = 4.0;
 /// Rules of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Part of the folded pages that break at once, from 0 to 1.
+    /// Part of the folded pages that break (by copy on write) at once, from 0 to 1.
     pub storm: f64,
     /// Whether zero pages are given back.
     pub zero_pages: bool,
@@ -38,9 +38,9 @@ pub struct Rules {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// When its sketches were taken.
+    /// Time when the host's sketches were taken, in seconds since 1970.
     pub epoch_s: u64,
-    /// Memory for guests.
+    /// Memory of the host for guests, in pages.
     pub room_pages: u64,
 }
 
@@ -51,25 +51,25 @@ pub struct Guest {
     pub id: String,
     /// Its group.
     pub group: String,
-    /// Its host, by number.
+    /// Index of the guest's host in [`Fleet::hosts`].
     pub host: usize,
-    /// The key of its sketch, by number.
+    /// Index of its sketch's key in [`Fleet::keys`].
     pub key: usize,
-    /// When its sketch was taken.
+    /// Time when the guest's sketch was taken, in seconds since 1970.
     pub epoch_s: u64,
-    /// Memory that it may come to hold.
+    /// Most memory that the guest may hold: its RAM and `other_pages`.
     pub claimed_pages: u64,
-    /// Pages that folding leaves alone, which are among them.
+    /// Pages of `claimed_pages` that folding does not reach.
     pub other_pages: u64,
-    /// The part of it that can be withdrawn.
+    /// Pages of `claimed_pages` that can be withdrawn from the guest: its RAM beyond its guarantee.
     pub withdrawable_pages: u64,
-    /// Pages that folding reaches, zeros aside.
+    /// Pages of the guest that folding reaches, without zero pages.
     pub held_pages: u64,
-    /// Different contents of them.
+    /// Number of different contents of `held_pages`.
     pub distinct_pages: u64,
-    /// Pages of zeros.
+    /// Zero pages of the guest.
     pub zero_pages: u64,
-    /// The contents.
+    /// Sketch of the guest's contents.
     pub sketch: Sketch,
 }
 
@@ -106,7 +106,7 @@ impl Guest {
         }
     }
 
-    /// Pages that it holds more than once.
+    /// Pages beyond the first with the same content within the guest.
     pub fn inside_pages(&self) -> u64 {
         self.held_pages - self.distinct_pages
     }
@@ -123,13 +123,14 @@ pub struct Collector {
 #[derive(Default)]
 struct Epoch {
     epoch_s: u64,
-    /// Memory of the host, and pages in use beside its guests.
+    /// RAM of the host in bytes, and its pages in use by others than its guests. `None` before the host's own row was
+    /// read.
     own: Option<(u64, u64)>,
     guests: BTreeMap<String, (Row, Option<Sketch>)>,
 }
 
 impl Collector {
-    /// Collects at most so many rows, whose sketches are cut so that all of them fit into memory.
+    /// A collector of at most `rows` rows. Sketches are cut so that all of them fit into memory.
     pub fn of_rows(rows: usize) -> Self {
         Self { most_hashes: (MOST_HASHES / rows.max(1)).max(LEAST_HASHES), hosts: BTreeMap::new() }
     }
@@ -254,7 +255,7 @@ impl Load {
         }
     }
 
-    /// The guests with the key of this one, and this one.
+    /// The sharing of guests with the key of `guest`, with `guest` added.
     fn sharing_with(&self, guest: &Guest) -> Sharing {
         let contents = self.sharing.iter().find(|sharing| sharing.key == guest.key);
         let before = contents.cloned().unwrap_or_else(|| Sharing::of_nobody(guest.key));

@@ -25,15 +25,15 @@ pub struct Plan {
     pub guests: usize,
     /// Age of the oldest sketch, in seconds.
     pub age_s: u64,
-    /// Things as they are.
+    /// The present placement.
     pub now: Outcome,
-    /// Things as each policy would have them.
+    /// The placement by each policy.
     pub policies: Vec<Named>,
     /// The policy that the moves follow.
     pub policy: Policy,
     /// The moves, in order.
     pub moves: Vec<Move>,
-    /// Further moves to the end of the plan.
+    /// Number of further moves that the plan needs and does not list.
     pub further_moves: usize,
 }
 
@@ -42,15 +42,15 @@ pub struct Plan {
 pub struct Outcome {
     /// Hosts with guests.
     pub hosts_needed: usize,
-    /// Hosts whose guests need more than there is.
+    /// Hosts whose guests need more memory than the host has for them.
     pub hosts_overfull: usize,
     /// Guests for which no host has room.
     pub without_room: usize,
-    /// Savings.
+    /// Savings of folding, zero pages included, in bytes.
     pub saved_bytes: u64,
-    /// Savings without zero pages.
+    /// Savings of folding without zero pages, in bytes.
     pub saved_without_zero_bytes: u64,
-    /// Error bar of both: two standard deviations.
+    /// Error bar of both savings, in bytes: two standard deviations.
     pub error_bytes: u64,
 }
 
@@ -71,19 +71,19 @@ pub struct Move {
     pub guest: String,
     /// Its group.
     pub group: String,
-    /// Its host.
+    /// The host where the guest is.
     pub from: String,
-    /// The host where it belongs.
+    /// The host where the guest goes.
     pub to: String,
-    /// Savings that the move adds; negative where it ends some.
+    /// Savings that the move adds, in bytes; negative if it loses more than it adds.
     pub saved_bytes: i64,
-    /// Error bar of them: two standard deviations.
+    /// Error bar of `saved_bytes`, in bytes: two standard deviations.
     pub error_bytes: u64,
-    /// Memory to be copied: all that the guest holds, zeros aside.
+    /// Memory to be copied, in bytes: all pages of the guest that folding reaches, without zero pages.
     pub cost_bytes: u64,
-    /// The part of it that is on the other host already.
+    /// The part of `cost_bytes` whose content guests of the other host hold already.
     pub already_there_bytes: u64,
-    /// Age of the older sketch of both hosts, in seconds.
+    /// Age of the oldest sketch of guests on both hosts, in seconds.
     pub age_s: u64,
     /// Time after which the move is to be planned anew, in seconds since 1970.
     pub expires_s: u64,
@@ -104,7 +104,7 @@ pub struct Settings {
     pub now_s: u64,
 }
 
-/// Plans.
+/// Places the guests by every policy, and lists the moves of one.
 pub fn plan(fleet: &Fleet, settings: &Settings) -> Plan {
     let rules = &settings.rules;
     let present: Vec<_> = fleet.guests.iter().map(|guest| Some(guest.host)).collect();
@@ -176,7 +176,7 @@ fn settle(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Vec<Option<
             (home[bin], taken[host]) = (Some(host), true);
         }
     }
-    // The rest, the neediest first, go where there is room.
+    // The remaining sets of guests, the one that needs most memory first, go to the smallest free host with room.
     let mut rest: Vec<_> =
         (0..together.len()).filter(|bin| home[*bin].is_none() && !together[*bin].is_empty()).collect();
     rest.sort_by(|a, b| needs[*b].total_cmp(&needs[*a]));
@@ -189,7 +189,7 @@ fn settle(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Vec<Option<
     placed.iter().map(|bin| home[(*bin)?]).collect()
 }
 
-/// The fleet while moves are made.
+/// The fleet while moves are made, one after the other.
 struct Mover<'a> {
     fleet: &'a Fleet,
     settings: &'a Settings,
@@ -205,7 +205,7 @@ impl<'a> Mover<'a> {
         Self { fleet, settings, on: by_host(fleet, &present), at }
     }
 
-    /// The moves to a placement, and the number of those that are not listed.
+    /// The moves from the present placement to `target`, and the number of moves that are not listed.
     fn moves(mut self, target: &[Option<usize>]) -> (Vec<Move>, usize) {
         let mut hosts: Vec<_> = by_host(self.fleet, target).into_iter().enumerate().collect();
         let worth = in_parallel(&hosts, |(_, guests)| {
@@ -258,7 +258,7 @@ impl<'a> Mover<'a> {
         }
     }
 
-    /// Contents of a guest that others on a host hold.
+    /// Number of the guest's contents that other guests on `host` hold.
     fn in_common(&self, guest: &Guest, host: usize) -> Estimate {
         let others =
             self.on[host].iter().map(|other| &self.fleet.guests[*other]).filter(|other| other.key == guest.key);
@@ -266,13 +266,13 @@ impl<'a> Mover<'a> {
         Estimate { pages: common.pages.min(guest.distinct_pages as f64), ..common }
     }
 
-    /// When the guests of a host were looked at.
+    /// Time of the oldest sketch of a guest on `host`, in seconds since 1970.
     fn epoch_s(&self, host: usize) -> u64 {
         self.on[host].iter().map(|guest| self.fleet.guests[*guest].epoch_s).min().unwrap_or(u64::MAX)
     }
 }
 
-/// Bytes of so many pages.
+/// The bytes of `pages` pages.
 fn bytes(pages: f64) -> i64 {
     (pages * PAGE_BYTES as f64).round() as i64
 }

@@ -17,15 +17,15 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::num::NonZero;
 use std::thread;
 
-/// Hosts that are tried for a guest: beyond them, the oldest is closed.
+/// Most open hosts, which are tried for each guest. When another host is opened, the oldest is closed.
 const OPEN: usize = 4;
 /// Most leaders of a key.
 const MOST_LEADERS: usize = 16;
 /// Likeness of a guest to its leader, from 0 to 1, below which it becomes one.
 const LIKE: f64 = 0.3;
-/// Hashes by which likeness is judged.
+/// Number of hashes by which likeness is estimated.
 const LIKENESS_HASHES: usize = 64;
-/// Guests of a part.
+/// Most guests of a part, which one thread places.
 const PART_GUESTS: usize = 8192;
 /// Most hosts that are looked at in a search for the number that `stripe` needs.
 const SAMPLE_HOSTS: usize = 128;
@@ -43,7 +43,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Pack, Self::Stripe, Self::Likeness];
 
     /// The host of each guest; `None` where none has room.
@@ -65,7 +65,7 @@ impl Policy {
     }
 }
 
-/// Places guests in this order.
+/// Places the guests in this order, each on the first open host with room.
 fn pack(fleet: &Fleet, order: &[usize], hosts: &[usize], rules: &Rules) -> Vec<Option<usize>> {
     let parts = order.len().div_ceil(PART_GUESTS).max(1);
     let work: Vec<_> = (0..parts)
@@ -82,7 +82,7 @@ fn pack(fleet: &Fleet, order: &[usize], hosts: &[usize], rules: &Rules) -> Vec<O
         left.extend(part.left);
         loads.extend(part.loads);
     }
-    // A part may have had too few hosts while another has some to spare: the one with most room takes what is left.
+    // One part may have had too few hosts, and another too many. Each guest left over goes to the host with most room.
     let free = |host: usize, load: &Load| fleet.hosts[host].room_pages as i64 - load.needs(rules).ceil() as i64;
     let mut emptiest: BinaryHeap<_> =
         loads.iter().enumerate().map(|(n, (host, load))| (free(*host, load), n)).collect();
@@ -99,14 +99,14 @@ fn pack(fleet: &Fleet, order: &[usize], hosts: &[usize], rules: &Rules) -> Vec<O
     placed
 }
 
-/// One part of a fleet, placed.
+/// The placement of one part of the fleet's guests, and those for which no host had room.
 struct Part {
     placed: Vec<(usize, usize)>,
     left: Vec<usize>,
     loads: Vec<(usize, Load)>,
 }
 
-/// Fills hosts, one after the other.
+/// Places `guests` on `hosts`: each on the first open host with room, else on the next unused host.
 fn fill(fleet: &Fleet, guests: &[usize], hosts: &[usize], rules: &Rules) -> Part {
     let mut part = Part { placed: Vec::new(), left: Vec::new(), loads: Vec::new() };
     let mut unused = hosts.iter().copied().peekable();
@@ -118,7 +118,7 @@ fn fill(fleet: &Fleet, guests: &[usize], hosts: &[usize], rules: &Rules) -> Part
             part.placed.push((guest, *host));
             continue;
         }
-        // The next host has the most room of those that are left.
+        // `hosts` are in descending order of room. If the next one has none for the guest, no later one has.
         let alone = Load::of([own]);
         let Some(host) = unused.next_if(|host| has_room(fleet, *host, &alone, rules)) else {
             part.left.push(guest);
@@ -145,7 +145,8 @@ fn stripe(fleet: &Fleet, order: &[usize], hosts: &[usize], rules: &Rules) -> Vec
             .into_iter()
             .all(|fits| fits)
     };
-    // The least number that a sample of the hosts bears, and from there on the least that all of them bear.
+    // First the least number of hosts at which a sample of them has room for its guests. From there on upward to a
+    // number at which all have.
     let (mut too_few, mut enough) = (0, hosts.len());
     while too_few + 1 < enough {
         let middle = usize::midpoint(too_few, enough);
@@ -169,12 +170,12 @@ pub fn has_room(fleet: &Fleet, host: usize, load: &Load, rules: &Rules) -> bool 
     load.needs(rules) <= fleet.hosts[host].room_pages as f64
 }
 
-/// Whether a host has room for one guest more.
+/// Whether a host with this load has room for one more guest.
 fn takes(fleet: &Fleet, host: usize, load: &Load, guest: &Guest, rules: &Rules) -> bool {
     load.needs_with(guest, rules) <= fleet.hosts[host].room_pages as f64
 }
 
-/// The number of the leader of each guest, among those of its key.
+/// For each guest, the index of its leader among the leaders of its key.
 fn leaders(fleet: &Fleet, order: &[usize]) -> Vec<usize> {
     let mut by_key: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     order.iter().for_each(|guest| by_key.entry(fleet.guests[*guest].key).or_default().push(*guest));
@@ -202,7 +203,7 @@ fn leaders(fleet: &Fleet, order: &[usize]) -> Vec<usize> {
     all
 }
 
-/// Does the same with each item, on all processors, and returns the results in the order of the items.
+/// Calls `each` for every item, on all processors. Returns the results in the order of the items.
 pub fn in_parallel<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(items.len()).max(1);
     let next = std::sync::atomic::AtomicUsize::new(0);

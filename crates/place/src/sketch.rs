@@ -21,17 +21,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use survey::{Request, See, take as take_census};
 
-/// How sketches are taken.
+/// Options of taking sketches.
 pub struct Settings<'a> {
     /// Scanning threads.
     pub threads: usize,
-    /// Bound of the census's index.
+    /// Bound of the census's index, in bytes.
     pub index_bytes: Option<usize>,
-    /// Size of a sketch: the logarithm of its number of hashes.
+    /// Size of a sketch: the binary logarithm of its number of hashes.
     pub lg_k: u8,
-    /// Sizes that guests keep.
+    /// Guaranteed sizes in bytes, by a glob over ids and names of guests.
     pub guaranteed: &'a [(Glob, u64)],
-    /// The moment, in seconds since 1970.
+    /// Time of the sketches, in seconds since 1970.
     pub epoch_s: u64,
 }
 
@@ -78,13 +78,13 @@ pub fn take(
     Ok((all, missed))
 }
 
-/// Findings about one guest.
+/// Counts and contents of one guest while the census runs.
 struct Held {
     key: Key,
     is_vm: bool,
     sketch: ThetaSketch,
     folded_pages: u64,
-    /// Contents of folded pages that the census has not shown.
+    /// Contents of folded pages that the census has not reported yet.
     folded: HashSet<u64>,
     resident_pages: u64,
     distinct_pages: u64,
@@ -110,7 +110,7 @@ impl Held {
     }
 }
 
-/// Sees the classes of a census.
+/// Receives the classes of the census, and adds each content to its holders' sketches.
 struct Watch<'a> {
     held: &'a RefCell<Vec<Held>>,
 }
@@ -129,7 +129,7 @@ impl See for Watch<'_> {
             let owner = usize::from(entry.owner().0);
             let is_folded = entry.kind() == PageKind::Folded;
             if is_folded || entry.kind().can_be_folded(entry.region(), held[owner].is_vm) {
-                // Folded pages were counted in the mappings.
+                // Folded pages are counted in `folded_pages` already.
                 held[owner].resident_pages += u64::from(!is_folded);
                 holders.push(owner);
             }
@@ -177,7 +177,7 @@ fn row(guest: &Guest, n: usize, mut held: Held, findings: &Findings, settings: &
     }
 }
 
-/// The row of the host itself: its RAM, and what is in use beside the guests and the slots that they map.
+/// The row of the host itself: its RAM, and its pages in use that are neither the guests' nor slots that they map.
 fn host_row(guests: &[Row], slots: u64, settings: &Settings<'_>) -> anyhow::Result<Row> {
     let memory_bytes = host::ram_bytes();
     let available_bytes = host::available_bytes().context("cannot tell how much memory is free")?;
@@ -193,7 +193,7 @@ fn host_row(guests: &[Row], slots: u64, settings: &Settings<'_>) -> anyhow::Resu
     })
 }
 
-/// Templates of clones, by the first process of each.
+/// Names of clones' templates, by the pid of the clone's first process.
 fn templates() -> BTreeMap<u32, String> {
     let clones = start::Clones::open(&start::clones_dir()).seen();
     clones.into_iter().filter_map(|clone| Some((clone.process?.pid, clone.template))).collect()

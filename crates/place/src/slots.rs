@@ -1,8 +1,8 @@
-//! Folded pages of guests: those of mappings of a pool that are not private. Hardly any page table has them all, so they are looked
-//! up in the pool's file.
+//! Folded pages of guests: pages of pool mappings that were not copied on write. Most have no page-table entry, so they
+//! are looked up in the pool's file.
 //!
-//! Any process may map a file by the name of a pool, as long and as often as it likes. Only memory that the file really holds is looked
-//! at, and of a guest no more than [`MOST_PAGES`].
+//! Any process may map a file with the name of a pool, of any length and any number of times. Only data that the file
+//! really holds is read (`SEEK_DATA`), and at most [`MOST_PAGES`] for one guest.
 
 use anyhow::{Context, ensure};
 use guest::{Guest, holds_folded_pages};
@@ -16,38 +16,40 @@ use std::os::unix::fs::FileExt;
 
 /// Most folded pages of a guest: 1 TiB.
 const MOST_PAGES: u64 = 1 << 28;
-/// Pages that are looked up at once.
+/// Most pages of one read of `pagemap`.
 const BATCH_PAGES: u64 = 1 << 14;
-/// Most looks at a guest whose mappings change.
+/// Most attempts to read a guest whose mappings change meanwhile.
 const LOOKS: usize = 5;
 
 /// Folded pages of a guest, in page tables or not.
 #[derive(Default)]
 pub struct Folded {
-    /// Their number, without those of zeros.
+    /// Number of the folded pages, without zero pages.
     pub pages: u64,
-    /// Their contents.
+    /// Fingerprints of the folded pages' contents.
     pub contents: HashSet<u64>,
-    /// Mappings that were gone, or had become others, before they could be looked at.
+    /// Number of mappings that were unmapped or replaced before their file could be opened.
     pub gone_mappings: u64,
 }
 
-/// Contents of the slots of pools, each read once, by the device and inode of their file and their offset there.
+/// Fingerprints of the slots of pools, by device and inode of the pool's file and by offset in the file. Each slot is
+/// read once.
 #[derive(Default)]
 pub struct Slots {
     contents: BTreeMap<(u64, u64), BTreeMap<u64, u64>>,
 }
 
 impl Slots {
-    /// Number of slots that guests map.
+    /// Number of slots that the guests read so far map.
     pub fn pages(&self) -> u64 {
         self.contents.values().map(|slots| slots.len() as u64).sum()
     }
 
-    /// The folded pages of a guest. It is looked at again, a few times, when mappings of it change meanwhile.
+    /// The folded pages of a guest. If mappings of the guest change meanwhile, all are read again, [`LOOKS`] times at
+    /// most.
     ///
     /// # Errors
-    /// A process has ended or may not be looked at, or there are too many.
+    /// A process has ended or may not be read, or maps more than [`MOST_PAGES`] slots.
     pub fn of(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
         let mut folded = self.look(guest)?;
         for _ in 1..LOOKS {
@@ -74,10 +76,10 @@ impl Slots {
 /// A slot: the device and inode of its file, and its offset there.
 pub type Slot = ((u64, u64), u64);
 
-/// Number of slots that a guest maps, and no other process.
+/// Number of slots that a guest maps and no process outside the guest.
 ///
 /// # Errors
-/// A process of it has ended or may not be looked at, or there are too many.
+/// A process of the guest has ended or may not be read, or maps more than [`MOST_PAGES`] slots.
 pub fn of_nobody_else(guest: &Guest) -> anyhow::Result<u64> {
     let (mut own, mut files): (HashSet<Slot>, HashSet<(u64, u64)>) = Default::default();
     for pid in &guest.pids {
@@ -85,7 +87,7 @@ pub fn of_nobody_else(guest: &Guest) -> anyhow::Result<u64> {
     }
     files.extend(own.iter().map(|(file, _)| *file));
     for pid in host::pids()?.into_iter().filter(|pid| !files.is_empty() && !guest.pids.contains(pid)) {
-        // One that has ended meanwhile maps nothing. Other files are not looked at, whatever they are called.
+        // A process that has ended meanwhile maps nothing. Only the files of the guest's own slots are read.
         let _ = each_slot(pid, &|mapping| files.contains(&(mapping.device, mapping.inode)), &mut |slot| {
             own.remove(&slot);
         });
@@ -102,18 +104,20 @@ fn each_slot(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: &mut dyn FnMut(Sl
     Ok(())
 }
 
-/// Sees neighbouring slots that take memory: their mapping, their file, the offset of the first, and their page-table entries.
+/// Called with neighbouring slots that take memory: their mapping, their file, the offset of the first slot, and their
+/// page-table entries.
 type See<'a> = &'a mut dyn FnMut(&Mapping, &File, u64, &[PagemapEntry]) -> anyhow::Result<()>;
 
-/// Shows all slots that a process maps by mappings that are wanted. Returns the number of mappings that changed meanwhile.
+/// Calls `see` for all slots that process `pid` maps by `wanted` mappings. Returns the number of mappings that changed
+/// meanwhile.
 fn each_stretch(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: See<'_>) -> anyhow::Result<u64> {
     let (mut gone_mappings, mut looked_at, mut entries) = (0, 0, Vec::new());
     let (mappings, pagemap) = (Mapping::list(pid)?, Pagemap::open(pid)?);
     for mapping in mappings.iter().filter(|m| holds_folded_pages(m) && m.is_memory_file() && wanted(m)) {
-        // One is open at a time: a process may map more files than may be open.
+        // One file is open at a time: a process may map more files than this process may have open.
         let path = mapping.file_path(pid);
         let file = match File::open(&path) {
-            // A member folds and unfolds while it is looked at.
+            // The file name is gone, because the member folded or unfolded meanwhile.
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 gone_mappings += 1;
                 continue;
@@ -133,22 +137,23 @@ fn each_stretch(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: See<'_>) -> an
     Ok(gone_mappings)
 }
 
-/// Whether a page of a mapping of the pool was written, and is no slot any more.
+/// Whether a page of a pool mapping was written: it is a private copy, and no slot any more.
 fn is_private(entry: &PagemapEntry) -> bool {
     entry.swapped() || entry.present() && !entry.file_or_shared()
 }
 
-/// The next slots of a mapping that take memory, from this offset in the file on: the offset of the first, and their number.
+/// The next slots of a mapping that take memory, from file offset `at` on: the offset of the first slot, and their
+/// number.
 fn filled(file: &File, mapping: &Mapping, at: u64) -> Option<(u64, u64)> {
     let end = mapping.offset.saturating_add(mapping.bytes());
-    // Behind the last data, `seek` fails.
+    // `SEEK_DATA` fails with ENXIO behind the last data.
     let start = seek(file, SeekFrom::Data(at)).ok()?;
     let stop = seek(file, SeekFrom::Hole(start)).ok()?.min(end);
     (start < stop).then(|| (start, (stop - start).div_ceil(PAGE_BYTES as u64).min(BATCH_PAGES)))
 }
 
 impl Folded {
-    /// Adds those of the slots from this offset on whose pages are neither private nor in swap.
+    /// Adds the slots from `offset` on, without those whose page is a private copy, present or in swap.
     fn add(
         &mut self,
         file: &File,

@@ -13,32 +13,32 @@ use std::collections::BTreeMap;
 
 /// Most groups that are compared, each with each.
 const MOST_GROUPS: usize = 500;
-/// Hashes by which groups are compared.
+/// Number of hashes by which groups are compared.
 const COMPARED_HASHES: usize = 1 << FINE_LG_K;
 
-/// Groups that could be one.
+/// Groups that would save memory if they were one group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Suggestion {
     /// The groups as they are; a guest by itself is a group of its own id.
     pub groups: Vec<String>,
-    /// Number of their guests.
+    /// Number of guests of all these groups.
     pub guests: usize,
-    /// Savings of all together, beyond those of each by itself.
+    /// Savings of one group of all, less the savings of the groups apart, in bytes.
     pub saves_bytes: u64,
-    /// Error bar: two standard deviations.
+    /// Error bar of `saves_bytes`, in bytes: two standard deviations.
     pub error_bytes: u64,
-    /// Contents that each guest would let members of the others learn of.
+    /// For each guest, the contents that guests of the other groups could then learn it holds.
     pub reveals: Vec<Revealed>,
 }
 
-/// Contents of a guest that others could learn of: they hold the same.
+/// The contents of one guest that guests of the other groups hold too, and of which they could then learn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Revealed {
     /// The guest.
     pub guest: String,
-    /// Contents of which they could.
+    /// Memory of the contents in common, in bytes.
     pub bytes: u64,
-    /// Guests of other groups that could.
+    /// Number of guests of the other groups.
     pub to_guests: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct Revealed {
 /// `least` of the smaller one's contents in common.
 ///
 /// # Errors
-/// There are too many groups.
+/// There are more than [`MOST_GROUPS`] groups.
 pub fn suggest(fleet: &Fleet, least: f64) -> anyhow::Result<Vec<Suggestion>> {
     let mut by_group: BTreeMap<&str, Vec<&Guest>> = BTreeMap::new();
     fleet.guests.iter().for_each(|guest| by_group.entry(&guest.group).or_default().push(guest));
@@ -56,7 +56,7 @@ pub fn suggest(fleet: &Fleet, least: f64) -> anyhow::Result<Vec<Suggestion>> {
     }
     let mut joined: Vec<Option<Joined>> = by_group.into_values().map(|guests| Some(Joined::of(guests))).collect();
     let all: Vec<usize> = (0..joined.len()).collect();
-    // Of each pair, once: by the lesser number, then by the other.
+    // `worth[a][b]` for each pair of groups, only for a < b.
     let mut worth = in_parallel(&all, |a| -> Vec<f64> {
         all.iter().map(|b| if a < b { worth_of(&joined, *a, *b, least) } else { 0.0 }).collect()
     });
@@ -76,7 +76,7 @@ pub fn suggest(fleet: &Fleet, least: f64) -> anyhow::Result<Vec<Suggestion>> {
     Ok(found)
 }
 
-/// Groups that become one.
+/// Groups that were joined to one so far.
 struct Joined<'a> {
     groups: Vec<Vec<&'a Guest>>,
     contents: Sketch,
@@ -118,7 +118,8 @@ impl<'a> Joined<'a> {
     }
 }
 
-/// Contents that two have in common, if it is worth making them one; else 0.
+/// Number of contents that groups `a` and `b` have in common, if that is the part `least` of the smaller one's or more;
+/// else 0.
 fn worth_of(groups: &[Option<Joined<'_>>], a: usize, b: usize, least: f64) -> f64 {
     let (Some(one), Some(other)) = (&groups[a], &groups[b]) else { return 0.0 };
     let common = one.contents.common(&other.contents).pages;
@@ -126,7 +127,7 @@ fn worth_of(groups: &[Option<Joined<'_>>], a: usize, b: usize, least: f64) -> f6
     if common >= least * smaller { common } else { 0.0 }
 }
 
-/// The two that are worth most.
+/// The pair of groups with most contents in common.
 fn best(worth: &[Vec<f64>]) -> Option<(usize, usize)> {
     let pairs =
         worth.iter().enumerate().flat_map(|(a, row)| row.iter().enumerate().map(move |(b, worth)| (*worth, a, b)));

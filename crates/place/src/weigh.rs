@@ -15,30 +15,33 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Number of looks at a guest that changes meanwhile.
+/// Most attempts to read a guest that changes meanwhile.
 const LOOKS: usize = 5;
 
 /// Memory of a guest, as `pagefold-place weigh` prints it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Weighed {
-    /// Memory that folding reaches and that holds no zeros, folded pages included.
+    /// Guest memory that folding reaches, without zero pages, in bytes. Folded pages are included.
     pub ram_bytes: u64,
-    /// Memory that it takes on another host like this one, before folding there: huge pages are taken as a whole.
+    /// Memory that the guest takes on another host like this one before anything is folded there, in bytes. A huge page
+    /// counts as a whole.
     pub takes_bytes: u64,
-    /// The backed part of the end of its RAM.
+    /// Backed memory in the last bytes of the guest's RAM (`--last`), in bytes.
     pub last_bytes: u64,
-    /// Memory that its host gets back when it goes: its private pages, those of its VMM too, and slots that nobody else maps.
+    /// Memory that this host gets back when the guest leaves, in bytes: private pages, those of its VMM too, and slots
+    /// that nobody else maps.
     pub frees_bytes: u64,
-    /// The part of `ram_bytes` that guests of the other host hold; `None` if that is not known.
+    /// The part of `ram_bytes` whose content guests of the other host hold already; `None` if unknown.
     pub already_there_bytes: Option<u64>,
-    /// Why that is not known, although there is a table.
+    /// Why `already_there_bytes` is unknown although a table was given.
     pub problem: Option<String>,
 }
 
-/// Weighs a guest, beside the guests of another host in `tables`. The end of its RAM has `last` bytes.
+/// Measures a guest's memory, and compares its contents with the guests of another host in `tables`. `last` is the
+/// length of the end of its RAM, in bytes.
 ///
 /// # Errors
-/// It has ended or cannot be read, a key cannot be had, or the tables are of several hosts.
+/// The guest has ended or cannot be read, a key cannot be read, or the tables are of several hosts.
 pub fn weigh(
     guest: &Guest,
     key_of: &dyn Fn(&str) -> anyhow::Result<Key>,
@@ -48,7 +51,7 @@ pub fn weigh(
 ) -> anyhow::Result<Weighed> {
     let look = || take(std::slice::from_ref(guest), key_of, settings);
     let (mut rows, mut missed) = look()?;
-    // A member folds and unfolds while it is looked at.
+    // A member may fold and unfold while it is read, so that mappings are missed.
     for _ in 1..LOOKS {
         if missed.is_empty() {
             break;
@@ -82,12 +85,12 @@ pub fn weigh(
     })
 }
 
-/// A VM's RAM, in the order in which it is sent.
+/// A VM's RAM, in the order in which a migration sends it.
 #[derive(Default)]
 struct Ram {
-    /// Its mappings.
+    /// The mappings of guest RAM.
     all: Vec<PageRange>,
-    /// Pages of it that are backed.
+    /// Guest RAM that is backed: present or folded.
     held: Vec<PageRange>,
 }
 
@@ -110,13 +113,14 @@ impl Ram {
         Ok(ram)
     }
 
-    /// Memory that it takes when it is written anew, page by page: pieces of `size` bytes of which any page is backed.
+    /// Memory that the RAM takes when another host writes it page by page, in bytes: each huge page of `size` bytes
+    /// with a backed page.
     fn pieces_bytes(&self, size: u64) -> u64 {
         let pieces = |range: &PageRange| range.start.0 / size..=(range.end().0 - 1) / size;
         self.held.iter().flat_map(pieces).collect::<BTreeSet<_>>().len() as u64 * size
     }
 
-    /// The backed part of its last `bytes`.
+    /// Backed memory in the last `bytes` of the RAM, in bytes.
     fn held_of_last(&self, bytes: u64) -> u64 {
         let mut left = bytes / PAGE_BYTES as u64;
         let mut held = 0;
@@ -133,7 +137,8 @@ impl Ram {
     }
 }
 
-/// Size of huge pages, which VMMs ask the kernel to give their RAM; `None` where it never does.
+/// Size of transparent huge pages, in bytes; `None` if the kernel never gives them. VMMs ask for them by
+/// `MADV_HUGEPAGE`.
 fn huge_page_bytes() -> Option<u64> {
     let knob = |name: &str| fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok();
     let is_given =
@@ -142,7 +147,8 @@ fn huge_page_bytes() -> Option<u64> {
     (is_given && bytes > 0).then_some(bytes)
 }
 
-/// Memory of a guest's processes that ends with them. Pages of files stay in the page cache, and those of ksmd's with others.
+/// Memory that becomes free when a guest's processes end, in bytes. Pages of files stay in the page cache, and pages
+/// merged by ksmd may stay with other processes.
 fn private_bytes(guest: &Guest) -> anyhow::Result<u64> {
     let mut sum = 0;
     for pid in &guest.pids {
@@ -158,7 +164,8 @@ fn private_bytes(guest: &Guest) -> anyhow::Result<u64> {
     Ok(sum)
 }
 
-/// Contents of a guest that guests of another host hold, by its table; `None` if no sketch there can be compared.
+/// Number of the guest's contents that guests of another host hold, by that host's table; `None` if no sketch there has
+/// the same key.
 fn already_there(row: &Row, tables: &[Source]) -> anyhow::Result<Option<f64>> {
     let (mut hosts, mut there) = (BTreeSet::new(), Vec::new());
     let read = |bytes: &Option<Vec<u8>>| Sketch::read(bytes.as_deref().context("a row without a sketch")?, MOST_BYTES);
