@@ -1,7 +1,7 @@
 //! The vocabulary that all other rooms share: addresses, page frames, kinds of pages, fingerprints of their
 //! content, savings, and waits. No input or output, no unsafe code.
 #![forbid(unsafe_code)]
-// Figures that others say are added up here.
+// Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod address;
