@@ -20,7 +20,7 @@
 //! | `member_words` | states of members in words |
 //! | `client` | finds a service and asks it |
 #![forbid(unsafe_code)]
-// Figures that others say are added up here.
+// Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 pub mod ask;

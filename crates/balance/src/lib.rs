@@ -24,7 +24,7 @@
 //!
 //! A page that others hold too frees nothing when a balloon takes it. [`price`] prices the balloon by what it frees.
 #![forbid(unsafe_code)]
-// Figures that others say are added up here.
+// Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod admit;

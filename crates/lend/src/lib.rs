@@ -12,7 +12,7 @@
 //! stay above their guarantee, and guests grow from memory that is there. Guests that it has paused are resumed by another
 //! process (`hold.rs`).
 #![forbid(unsafe_code)]
-// Figures that others say are added up here.
+// Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 mod awake;
