@@ -17,28 +17,28 @@ pub use super::places::{Places, Pooled, PrivatePage, Taken};
 use host::FrameReader;
 use page::{Fingerprint, Pfn};
 
-/// Private frames with one content, and whether a slot that members map has it, too.
+/// The private frames with one content, and whether a slot that members map has the same content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     /// Whether a mapped slot has the content.
     pub has_slot: bool,
-    /// A page of each frame.
+    /// One page of each private frame with the content.
     pub pages: Vec<PrivatePage>,
 }
 
 impl Class {
-    /// Frames that need not be: all where a slot has the content, else all but one.
+    /// Frames that merging would free: all if a slot has the content, else all but one.
     pub fn superfluous(&self) -> u64 {
         self.pages.len() as u64 - u64::from(!self.has_slot)
     }
 }
 
-/// See the module. Numbers are of frames.
+/// Counts of the frames of members and pool by content. All numbers are of frames, unless the name says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Frames and places, before contents were read.
     pub taken: Taken,
-    /// Frames of the pool by the number of places where members map them: 0, 1, 2, 3 to 7, 8 and more.
+    /// Frames of the pool, by the number of members' pages that map them: 0, 1, 2, 3 to 7, 8 and more.
     pub slots_by_sharers: [u64; 5],
     /// Contents but zeros, each counted once, of private frames and mapped slots.
     pub contents: u64,
@@ -46,12 +46,12 @@ pub struct Contents {
     pub zeros: u64,
     /// Mapped slots beyond the first of each content.
     pub alike: u64,
-    /// Private frames with a content that is there more than once.
+    /// Private frames whose content a slot or another private frame has too, by content.
     pub duplicates: Vec<Class>,
 }
 
 impl Contents {
-    /// Private frames that need not be, zeros left out.
+    /// Private frames that merging would free, frames of zeros left out.
     pub fn superfluous(&self) -> u64 {
         self.duplicates.iter().map(Class::superfluous).sum()
     }
@@ -75,7 +75,7 @@ impl Places {
         self.read_against(|sharers| sharers > 0)
     }
 
-    /// The same, where each page of the pool counts as a slot that could be mapped: most of a template's are not, at first.
+    /// The same, but every page of the pool counts as a mapped slot. Members map few pages of a template at first.
     ///
     /// # Errors
     /// Frames cannot be read.
@@ -83,7 +83,7 @@ impl Places {
         self.read_against(|_| true)
     }
 
-    /// `counts` tells whether a slot with so many sharers does.
+    /// `counts` tells whether a slot that so many members' pages map counts as mapped.
     fn read_against(mut self, counts: impl Fn(u32) -> bool) -> anyhow::Result<Contents> {
         let mut found = Contents { taken: self.taken(), ..Contents::default() };
         let mut mapped: Vec<Pfn> = Vec::new();

@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 /// A place that maps a page of a file: its address, device and inode of the file, and the offset.
 pub type Place = (HostVirt, (u64, u64), u64);
 
-/// Places of one family, as hashes: two different ones of 2^32 would be taken for one. They take 9 to 18 bytes each.
+/// Places of one family, as 64-bit hashes. Among 2^32 places, two may be taken for one. Each place takes 9 to 18 bytes.
 #[derive(Default)]
 pub struct Places {
     family: Option<Execution>,
@@ -21,7 +21,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Whether another process of this family has the place as well. Processes of one family come one after the other.
+    /// Notes a place, and says whether an earlier process of this family has it too. The caller passes processes of one
+    /// family one after the other.
     pub fn is_inherited(&mut self, family: Option<Execution>, place: Place) -> bool {
         if family.is_none() {
             return false;

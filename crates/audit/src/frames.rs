@@ -44,7 +44,7 @@ impl Frames {
         if self.0.len() <= most {
             return true;
         }
-        // A page of a pool may be mapped any number of times, but two of them are enough to know that it is shared.
+        // A page of a pool may be mapped any number of times. Two equal entries are enough to know that it is shared.
         self.compact();
         self.0.len() <= most / 4 * 3
     }
@@ -62,7 +62,8 @@ impl Frames {
         self.0.truncate(kept);
     }
 
-    /// Counts, and adds to `by_group` the frames that each group maps, and those of them that it maps more than once.
+    /// Counts the frames. Adds to `by_group`, for each group, the number of frames that it maps, and of those that it
+    /// maps more than once.
     pub fn count(mut self, flags: &FrameTable, by_group: &mut [(u64, u64)]) -> host::Result<Counted> {
         self.0.sort_unstable();
         let pfn = |entry: &u64| Pfn(entry >> PFN_SHIFT);

@@ -77,18 +77,20 @@ pub struct GroupFindings {
     pub pool_mappings: u64,
     /// Places where the other processes map pages of the pool.
     pub other_pool_mappings: u64,
-    /// Those of both that a forked child has from its parent: they do not count as saved once more.
+    /// Pages of `pool_mappings` and `other_pool_mappings` that a forked child has inherited from its parent. They do
+    /// not count as saved again.
     pub inherited_mappings: u64,
     /// Pages in members' mappings of the pool that were written, and are private frames.
     pub broken_pages: u64,
     /// Savings of the group: gross less costs. Negative while folding costs more than it saves.
     pub saved_bytes: i64,
-    /// Their terms: folded pages, pool and mappings as counted here, zero pages and tables by the engine's account.
-    /// A group whose members the service does not name has the places and mappings of `other_processes` added.
+    /// The terms of `saved_bytes`: folded pages, pool and mappings as counted here, zero pages and tables by the
+    /// engine's account. A group whose members the service does not name has the places and mappings of
+    /// `other_processes` added.
     pub savings: Savings,
     /// Savings by the engine's account.
     pub engine_saved_bytes: Option<i64>,
-    /// Their terms.
+    /// The terms of `engine_saved_bytes`.
     pub engine: Option<Savings>,
 }
 
@@ -97,7 +99,7 @@ pub struct GroupFindings {
 pub struct Crossing {
     /// Its number.
     pub frame: u64,
-    /// Whether the kernel's own merger made it.
+    /// Whether KSM, the kernel's own merger, merged pages into the frame.
     pub ksm: bool,
     /// Two places where it is mapped.
     pub places: [Place; 2],
@@ -152,13 +154,13 @@ pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
     for (group, (frames, shared)) in findings.by_group.iter_mut().zip(&subjects.frames) {
         (group.frames, group.shared_frames) = (*frames, *shared);
     }
-    // Of pools that turned out to be parts of another one, nothing is left.
+    // A pool that turned out to be part of another one has no frames of its own left.
     findings.by_group.retain(|group| group.service.is_some() || group.pool_frames > 0 || group.frames > 0);
     (findings.saved_bytes, _) = saved(&findings.by_group);
     let (mut crossing, mut shown) = confirm(&subjects, &candidates, &flags)?;
     if !crossing.is_empty() {
-        // The frames of pools were looked up at the beginning, and slots may have got others since. So the suspects that
-        // are left are looked at with everything looked up anew.
+        // The pools' frames were looked up at the beginning, and slots may have got other frames since. So the
+        // remaining suspects are checked with all frames looked up anew.
         (crossing, shown) = confirm(&Subjects::find(engines)?, &crossing, &flags)?;
     }
     findings.cross_group_frames = crossing.len() as u64;
@@ -172,7 +174,7 @@ pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
 pub fn saved(groups: &[GroupFindings]) -> (i64, usize) {
     let is_any_asked = groups.iter().any(|group| group.service.is_some());
     let (counted, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.service.is_some() || !is_any_asked);
-    // A user's own service may tell any number.
+    // A user's own service may report any number, so the sum saturates.
     (counted.iter().fold(0, |sum: i64, group| sum.saturating_add(group.saved_bytes)), others.len())
 }
 

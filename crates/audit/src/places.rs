@@ -20,37 +20,37 @@ pub struct PrivatePage {
     pub pid: u32,
     /// Its address.
     pub at: HostVirt,
-    /// Whether it lies in a mapping of the pool: it was folded once, and written since.
+    /// Whether the page lies in a mapping of the pool: it was folded, and copied on a write since.
     pub is_broken: bool,
 }
 
 /// Frames and places at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Distinct frames of private memory, and the pool's.
+    /// Number of distinct frames of private memory and pool together.
     pub frames: u64,
     /// Frames of the pool.
     pub pool: u64,
-    /// Places of private memory that share a frame with a place before.
+    /// Private pages beyond the first that map the same frame.
     pub shared_places: u64,
-    /// Places where slots are mapped, touched or not, that were not written since.
+    /// Members' pages that map a slot, touched or not, and were not written since.
     pub folded_places: u64,
-    /// Number of mappings.
+    /// Number of mappings of all members.
     pub vmas: u64,
 }
 
-/// The pool without one of its files.
+/// Counts of the pool without one of its files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pooled {
-    /// Its frames.
+    /// Pages of the other files that take memory.
     pub pages: u64,
-    /// Its slots that are mapped.
+    /// Slots of the other files that members map.
     pub mapped: u64,
-    /// Places where they are.
+    /// Members' pages that map those slots.
     pub places: u64,
 }
 
-/// See the module.
+/// Private pages of some members, and the files of their pool with their mapped slots.
 #[derive(Default)]
 pub struct Places {
     /// Private pages and their frames. The kernel's zero page is no frame.
@@ -62,16 +62,16 @@ pub struct Places {
 
 /// A file of the pool.
 pub(crate) struct Pool {
-    /// The file, by a mapping of it.
+    /// Path of the file: `/proc/PID/map_files/...` of a process that maps it.
     path: PathBuf,
-    /// Its pages that take memory.
+    /// Number of pages of the file that take memory.
     pages: u64,
-    /// How often each of its pages is mapped, by offset.
+    /// By offset of a page in the file, the number of members' pages that map it.
     pub(crate) sharers: HashMap<u64, u32>,
 }
 
 impl Places {
-    /// Finds those of the processes `members`, and the pools that the processes `pool_owners` map.
+    /// Finds the places of the processes `members`, and the pools that the processes `pool_owners` map.
     ///
     /// # Errors
     /// A process has ended, or may not be looked at.
@@ -102,7 +102,8 @@ impl Places {
         }
     }
 
-    /// The pool without the file of this device and inode: a template, of which members map pages that they never touch.
+    /// Counts of the pool without the file `template` (device and inode). Members map pages of a template that they
+    /// never touch.
     pub fn pooled_but(&self, template: (u64, u64)) -> Pooled {
         let mut sum = Pooled::default();
         for (_, pool) in self.pools.iter().filter(|(file, _)| **file != template) {
@@ -118,9 +119,9 @@ impl Places {
         self.vmas += mappings.len() as u64;
         mappings.retain(|m| !m.shared && !m.is_device());
         let mut table = Table { pagemap: Pagemap::open(pid)?, start: HostVirt(0), entries: Vec::new() };
-        // Their entries would be many, and all empty.
+        // Mappings without rights are skipped: their page-table entries would be many, and all empty.
         mappings.retain(|m| m.read || m.write);
-        // Folding leaves many small mappings side by side. They are looked at as one.
+        // Folding leaves many small mappings side by side. Neighbours are read as one span.
         for span in mappings.chunk_by(|one, next| one.end == next.start) {
             self.add_span(pid, span, &mut table)?;
         }
@@ -161,7 +162,7 @@ impl Pool {
         PoolFile::read(&self.path, 0)
     }
 
-    /// Adds the places of a mapping. A slot belongs to the process even before it touches it.
+    /// Adds the places of a mapping. A page that maps a slot counts even before the process has touched it.
     fn add(&mut self, mapping: &Mapping, end: HostVirt, table: &mut Table) -> anyhow::Result<()> {
         for n in 0..mapping.bytes() >> PAGE_SHIFT {
             let Some(entry) = table.entry(mapping.start.add_pages(n), end)? else { break };
@@ -173,7 +174,7 @@ impl Pool {
     }
 }
 
-/// Part of a process's page table.
+/// A process's page-table entries of a stretch that was read at once.
 struct Table {
     pagemap: Pagemap,
     start: HostVirt,
@@ -181,7 +182,7 @@ struct Table {
 }
 
 impl Table {
-    /// The entry of the page at `at`. Others before `end` are read at once, and asked about next.
+    /// The entry of the page at `at`. A batch of entries up to `end` is read with it, for the next calls.
     fn entry(&mut self, at: HostVirt, end: HostVirt) -> host::Result<Option<PagemapEntry>> {
         let known = PageRange { start: self.start, pages: self.entries.len() as u64 };
         if at < known.start || at >= known.end() {

@@ -1,4 +1,4 @@
-//! The file of a pool, and the frames of its pages, whether anybody has touched them or not.
+//! The file of a pool, and the frames of its pages, whether a process has touched them or not.
 
 use host::{CachedFile, PageRange, PagemapEntry};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, Pfn};
@@ -14,7 +14,7 @@ const BATCH_PAGES: u64 = 1 << 14;
 pub struct PoolFile {
     /// The group that the pool belongs to.
     pub group: u16,
-    /// Stretches of it that hold data, each with the place of its first page in `frames`.
+    /// Stretches of the file that hold data, each with the index of its first page in `frames`.
     stretches: Vec<(PageRange, usize)>,
     /// Frame numbers; 0 for a page without a frame.
     frames: Vec<u64>,
@@ -32,7 +32,7 @@ impl PoolFile {
         let mut pool = Self { group, stretches: Vec::new(), frames: Vec::new() };
         let mut entries: Vec<PagemapEntry> = Vec::new();
         let mut at = 0;
-        // At the end of the data, `seek` fails, too.
+        // `SEEK_DATA` fails with ENXIO behind the last data.
         while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
             let end = seek(&file, SeekFrom::Hole(start)).map_err(|e| host::Error::file("look up", path, e))?;
             let pages = (end - start).div_ceil(PAGE_BYTES as u64);
@@ -48,7 +48,7 @@ impl PoolFile {
         Ok(pool)
     }
 
-    /// Its frames, and the offsets of their pages.
+    /// The file's frames, each with its page's offset in the file.
     pub fn frames(&self) -> impl Iterator<Item = (u64, Pfn)> {
         let pages = self.stretches.iter().flat_map(|(range, first)| {
             (0..range.pages).map(|n| (range.start.add_pages(n).0, self.frames[*first + n as usize]))

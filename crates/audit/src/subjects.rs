@@ -32,21 +32,22 @@ pub struct Engine {
     pub members: Vec<Member>,
     /// Savings of each group by the engine's account.
     pub savings: BTreeMap<String, Savings>,
-    /// The groups whose members it names completely.
+    /// The groups of which the service names all members.
     pub groups: BTreeSet<String>,
-    /// Its own processes, which keep open the files of pools that nobody maps.
+    /// The service's own processes. They keep pool files open that no process maps.
     pub pids: Vec<u32>,
 }
 
-/// A group: whose it is, and its name. Groups of two services are two, be their names the same.
+/// A group: its service and its name. Groups of two services differ even with one name.
 type GroupKey = (Of, String);
 
 /// The service that has a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
-    /// One that was asked, by its place in the list of accounts.
+    /// A service that was asked, by its index in the list of accounts.
     Asked(usize),
-    /// One that was not. The number tells its pool from others of this name: files are of one pool if a process maps both.
+    /// A service that was not asked. The number tells its pool from others with the same name: two files belong to one
+    /// pool if a process maps both.
     Other(usize),
 }
 
@@ -70,7 +71,7 @@ struct PoolPage {
 /// Takes a frame, its address, and its page of the pool's mapping in which it lies. `false` stops the scan.
 type Take<'a> = dyn FnMut(HostVirt, Seen, Option<PoolPage>) -> bool + 'a;
 
-/// A process that is looked at.
+/// A process whose page table is read.
 #[derive(Debug)]
 pub struct Subject {
     /// The process.
@@ -81,7 +82,7 @@ pub struct Subject {
     pub is_member: bool,
     /// Number of its mappings.
     pub mappings: u64,
-    /// The program that it executes, if other subjects may be forks of the same.
+    /// The execution of a program that the process runs. `None` if no other subject may be a fork of it.
     execution: Option<Execution>,
 }
 
@@ -90,7 +91,7 @@ pub struct Subject {
 struct InPool {
     member_mappings: u64,
     other_mappings: u64,
-    /// Places that an earlier process of the same family has as well, among members and among others.
+    /// Places that an earlier process of the same family has too: of members, and of other processes.
     inherited: [u64; 2],
     broken: u64,
 }
@@ -100,7 +101,7 @@ struct InPool {
 pub struct Subjects {
     /// The processes.
     pub all: Vec<Subject>,
-    /// By group, the number of frames, and of those that it maps more than once.
+    /// By group, the number of frames that it maps, and of those that it maps more than once.
     pub frames: Vec<(u64, u64)>,
     /// Processes and files that could not be looked at.
     pub missed: Vec<Missed>,
@@ -140,7 +141,7 @@ impl Subjects {
                 Err(e) => subjects.missed.push(Missed { group: member.map(|m| m.1), pid, reason: e.to_string() }),
             }
         }
-        // One family's places are counted together.
+        // Processes of one family follow each other, so that their places are counted together.
         subjects.all.sort_by_key(|subject| (subject.is_member, subject.execution));
         anyhow::ensure!(subjects.names.len() < usize::from(u16::MAX), "too many groups for one audit");
         Ok(subjects)
@@ -150,7 +151,7 @@ impl Subjects {
         if let Some(number) = self.numbers.get(&key) {
             return *number;
         }
-        // The number of groups is checked at the end.
+        // An overflow is no error here: `find` checks the number of groups at the end.
         let number = u16::try_from(self.names.len()).unwrap_or(u16::MAX);
         self.names.push(key.clone());
         self.numbers.insert(key, number);
@@ -159,8 +160,8 @@ impl Subjects {
         number
     }
 
-    /// The service of a file that has this name and no holder. A member's own service comes first, if this is its group.
-    /// Then comes the service of another file with this name that the process maps.
+    /// The service of a pool file with this name that no service holds open. A member's own service comes first, if the
+    /// file has its group's name. Then comes the service of another file with this name that the process maps.
     fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Of {
         let own = member.filter(|member| member.1 == name).map(|member| member.0);
         let of = |group: u16| self.names[usize::from(group)].0;
@@ -174,7 +175,7 @@ impl Subjects {
         files.filter_map(|m| Some(self.files.get(&(m.device, m.inode))?.group))
     }
 
-    /// Takes pools of services that were not asked for one, if they have this name and a process maps both.
+    /// Joins pools of services that were not asked into one pool, if they have this name and the process maps both.
     fn unite(&mut self, name: &str, mappings: &[Mapping]) {
         let mut others: BTreeSet<u16> = self.mapped(name, mappings).collect();
         others.retain(|group| self.names[usize::from(*group)].0.asked().is_none());
@@ -227,8 +228,7 @@ impl Subjects {
         }
         match PoolFile::read(path, group) {
             Ok(file) => _ = self.files.insert(key, file),
-            // Unmapped meanwhile, or the process has ended. The other processes that map the file are asked for it as
-            // well.
+            // The mapping or the process is gone meanwhile. Other processes that map the file are tried too.
             Err(e) if e.is_gone() => {}
             Err(e) => self.missed.push(Missed {
                 group: Some(self.names[usize::from(group)].1.clone()),
@@ -391,7 +391,7 @@ impl Subject {
     ) -> host::Result<bool> {
         let key = (mapping.device, mapping.inode);
         let file = subjects.files.get(&key);
-        // A file that nobody could open is of the process's own group, or else of nobody's.
+        // A file that could not be opened belongs to the process's own group if it has that name, else to none.
         let unread = || subjects.numbers.get(&(subjects.names[usize::from(self.group)].0, name.to_owned())).copied();
         let Some(group) = file.map(|file| file.group).or_else(unread) else {
             return self.each_anonymous(pagemap, mapping, take);
