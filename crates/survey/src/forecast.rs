@@ -53,20 +53,20 @@ pub struct Grown {
     pub guest_bytes: u64,
     /// Memory and swap that all guests could have together, less the reserve.
     pub room_bytes: u64,
-    /// Part of it that is swap.
+    /// The part of `room_bytes` that is swap.
     pub swap_bytes: u64,
-    /// Number of further guests that fit even then.
+    /// Number of further guests that fit if all are grown.
     pub fits: u64,
-    /// Memory that would be missing then with [`Forecast::fits`] further guests; 0 if none.
+    /// Memory that would be missing with [`Forecast::fits`] further guests, all grown, in bytes.
     pub short_bytes: u64,
 }
 
 /// A present guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Present {
-    /// Pages that it has for itself alone.
+    /// Pages that only this guest has.
     pub alone_pages: u64,
-    /// Memory that it takes once it uses all it was given; `None` where nothing bounds it.
+    /// Memory that the guest takes once it uses all that it was given; `None` if it has no limit.
     pub full_bytes: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ pub fn forecast(common: &Commonness, present: &[Present], folded: bool, room: &R
     let (spread, trend) = (
         standard_error(present),
         if guests > 2 {
-            // The latest fall of the cost of a further guest: it may go on falling.
+            // By how much the last guest cost less than the one before: the cost of further guests may go on falling.
             (taken(guests - 1) - taken(guests - 2) - next).max(0.0)
         } else {
             0.0
@@ -139,7 +139,8 @@ pub fn forecast(common: &Commonness, present: &[Present], folded: bool, room: &R
     }
 }
 
-/// The guests grown, if all have a full size. They take `taken_bytes` now, and `further` of them are thought to fit.
+/// The guests grown; `None` unless all have a full size. The present guests take `taken_bytes` now, and `further` more
+/// are forecast to fit.
 fn grown(present: &[Present], taken_bytes: u64, further: u64, room: &Room) -> Option<Grown> {
     let full: u64 = present.iter().map(|p| p.full_bytes).sum::<Option<u64>>()?;
     let guest_bytes = full.checked_div(present.len() as u64).filter(|bytes| *bytes > 0)?;

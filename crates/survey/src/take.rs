@@ -25,7 +25,7 @@ pub struct Request<'a> {
     pub host_side: HostSide,
     /// Number of scanning threads.
     pub threads: usize,
-    /// Bound of the index, all threads together.
+    /// Bound of the index, all threads together, in bytes.
     pub index_bytes: Option<usize>,
     /// Read page frames themselves, not the memory of processes.
     pub no_trace: bool,
@@ -63,7 +63,7 @@ impl<'a> Request<'a> {
 pub trait See {
     /// Shows the places of all pages.
     fn plan(&self, plan: &Plan);
-    /// Shows all entries of one content, frame by frame. Zero pages that nobody shares have no entries.
+    /// Shows all entries of one content, frame by frame. A zero page that only its owner maps has no entry.
     fn class(&self, class: &[Entry]);
 }
 
@@ -77,7 +77,7 @@ pub struct WatchRound<'a> {
     pub before: Option<&'a Round>,
 }
 
-/// Takes a census. Of a watch, it also returns the round, to compare the next one with.
+/// Takes a census. In a watch, it also returns the round, with which the next round is compared.
 ///
 /// # Errors
 /// There are too many guests, or `no_trace` is asked for and this host does not allow it.
@@ -205,7 +205,7 @@ fn stretches(plan: &Plan) -> Vec<Stretch> {
     plan.stretches().map(|(pid, page, pages, position)| Stretch { pid, page, pages, position }).collect()
 }
 
-/// Adds the findings that only the scan knows.
+/// Adds the findings that come from the scan, not from the samples: counts of pages, threads, time, missing parts.
 fn fill_in(findings: &mut Findings, request: &Request<'_>, plan: &Plan, totals: ScanTotals) {
     let host = &mut findings.host;
     host.page_bytes = PAGE_BYTES as u64;

@@ -15,7 +15,7 @@ pub struct Bloat {
     /// Pages that the host backs, on an inactive list of the guest's, not referenced, and of a content that nobody
     /// else holds.
     pub inactive_unique_pages: u64,
-    /// Those of them that would become free on the host.
+    /// Pages of `inactive_unique_pages` that would become free on the host.
     pub inactive_unique_incremental_pages: u64,
     /// Pages that are free inside the guest, but backed by the host.
     pub free_backed_pages: u64,
@@ -38,7 +38,7 @@ impl Bloat {
         }
     }
 
-    /// The same in a sentence or two.
+    /// The idle memory in one or two sentences.
     pub fn in_words(&self) -> String {
         let bytes = |pages| cli::bytes(pages_to_bytes(pages));
         let device = match (self.balloon, self.free_page_reporting) {

@@ -161,7 +161,7 @@ impl Things<'_> {
         }
         let is_file = entry.kind() != page::PageKind::Anon;
         let number = stretch.file.checked_sub(1).filter(|_| is_file);
-        // A slot is of its group, whoever maps it. It bears no file's name.
+        // A slot belongs to the group, not to the process that maps it. So its pool's file name is not used.
         let name = number.map(|n| state.names[n as usize].as_str()).filter(|name| guest::pool_name(name).is_none());
         (name, None)
     }
@@ -199,7 +199,7 @@ impl See for Things<'_> {
             return;
         }
         let state = self.state.borrow();
-        // The guest's own name for it, or else the one that a neighbour or the host has, or else its kind.
+        // The name is the guest's own file, else the file of another guest or the host, else the page's kind.
         let (own, kind) = self.names(&state, *mine);
         let others = || class.iter().find_map(|e| self.names(&state, *e).0);
         let name = own.or_else(others).map(str::to_owned);
