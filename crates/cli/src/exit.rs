@@ -42,14 +42,14 @@ pub enum Outcome {
     Done,
     /// The command has not done everything, and has said on stderr what is missing.
     Partial,
-    /// A command that was run for the user ended with this status, which becomes ours.
+    /// A program that was run for the user ended with this status, which becomes the command's.
     Status(u8),
 }
 
 /// An error with an exit code of its own; other errors get [`Code::Partial`].
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// The request cannot be meant.
+    /// The user's request is wrong: arguments, names or files.
     #[error("{0}")]
     Usage(String),
     /// The host lacks a feature, a right or a program.
@@ -81,7 +81,7 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
 
 /// Says an error on stderr.
 pub fn say_error(error: &anyhow::Error) {
-    // Names of files, keys of a configuration and words of others may be in it.
+    // The text may hold file names, keys of a configuration and words of other processes.
     in_words(error).lines().enumerate().for_each(|(n, line)| {
         say!("{}{}", if n == 0 { "pagefold: " } else { "" }, printable(line));
     });

@@ -26,16 +26,16 @@ const MOST_BYTES: u64 = 8 << 20;
 /// Number of older files that are kept.
 const OLDER: usize = 4;
 
-/// The one who has done something.
+/// The actor of a line: user, process, and web caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct By {
-    /// The user; none of a caller by TCP.
+    /// The user's uid; `None` for a caller by TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
-    /// The process.
+    /// The pid of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Whether the web side was asked, whose word the rest is.
+    /// Whether the request came through the web side. Then `token` and `address` are what the web side says.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub web: bool,
     /// The name of the token with which the web side was asked.
@@ -47,29 +47,29 @@ pub struct By {
 }
 
 impl By {
-    /// This process, and this user.
+    /// This process and its user.
     pub fn this_process() -> Self {
         let user = Some(rustix::process::geteuid().as_raw());
         Self { user, pid: Some(std::process::id()), ..Self::default() }
     }
 }
 
-/// A line, with what belongs to what was done.
+/// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line<T> {
-    /// When, in UTC, to the millisecond.
+    /// Time of the action, in UTC, to the millisecond.
     pub time: String,
-    /// The one who did it.
+    /// The actor.
     pub by: By,
-    /// The deed, in one word.
+    /// The action, in one word.
     pub what: String,
-    /// More about it.
+    /// Further fields of the action.
     #[serde(flatten)]
     pub more: T,
 }
 
 impl<T> Line<T> {
-    /// A line of this moment.
+    /// A line with the present time.
     #[expect(clippy::disallowed_methods, reason = "a date for people: lines stand in the order of events")]
     pub fn now(by: By, what: &str, more: T) -> Self {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
@@ -80,7 +80,7 @@ impl<T> Line<T> {
 /// The first line of a file.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// The place of this line.
+    /// The place of this first line in the whole journal.
     begins_at: u64,
 }
 
@@ -93,14 +93,14 @@ pub struct Journal {
 /// Lines that were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Texts, each with the place behind it.
+    /// Texts of lines, each with the place behind the line.
     pub lines: Vec<(u64, String)>,
     /// The place from which to read on.
     pub next: u64,
 }
 
 impl Journal {
-    /// The journal of a service in this directory, which is made when something is written.
+    /// The journal of a service with this directory. Its own directory is made by the first write.
     pub fn of_service(dir: &Path) -> Self {
         Self { dir: dir.join("journal") }
     }
@@ -130,7 +130,7 @@ impl Journal {
         if bytes > MOST_BYTES { self.put_aside(begins_at + bytes) } else { Ok(()) }
     }
 
-    /// The newest file, with its lock.
+    /// Opens and locks the newest file. Makes it, and the directory, if missing.
     fn open(&self) -> io::Result<File> {
         match DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -140,7 +140,7 @@ impl Journal {
         loop {
             let mut file = File::options().create(true).read(true).append(true).mode(0o600).open(&path)?;
             file.lock()?;
-            // Another process may just have put it aside.
+            // Another process may have renamed the file before the lock was taken.
             let inode = |found: fs::Metadata| (found.dev(), found.ino());
             if fs::metadata(&path).map(inode).ok() != Some(inode(file.metadata()?)) {
                 continue;
@@ -157,7 +157,7 @@ impl Journal {
         read_only(&self.dir.join(format!("{NAME}.{number}")))
     }
 
-    /// Begins a new file, whose first line is at this place.
+    /// Renames the files to the next numbers, and begins a new one whose first line is at `place`.
     fn put_aside(&self, place: u64) -> io::Result<()> {
         let next = self.dir.join(format!("{NAME}.next"));
         fs::write(&next, header(place))?;
@@ -171,16 +171,16 @@ impl Journal {
         fs::rename(next, self.path())
     }
 
-    /// Lines behind a place, of so many bytes at most. From a place whose lines are gone, the oldest ones.
+    /// Lines behind the place `after`, `most_bytes` at most. If the lines there are gone, the oldest lines.
     ///
     /// # Errors
-    /// The files cannot be read. Nothing was written yet is none.
+    /// The files cannot be read. A journal that does not exist yet is no error.
     pub fn read(&self, after: u64, most_bytes: usize) -> io::Result<Lines> {
         let newest = match read_only(&self.path()) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Lines { lines: Vec::new(), next: 0 }),
             newest => newest?,
         };
-        // From the newest to the oldest: one that is put aside meanwhile is read twice rather than not at all.
+        // Opened from the newest to the oldest: a file that is renamed meanwhile is read twice rather than not at all.
         let mut files = vec![newest];
         files.extend((1..=OLDER).map_while(|number| self.older(number).ok()));
         let mut next = after;
@@ -203,7 +203,7 @@ impl Journal {
     }
 }
 
-/// A file that may be another user's: what is no plain file would keep its reader waiting.
+/// Opens a file that may be another user's. A pipe could keep its reader waiting, so only a plain file is accepted.
 fn read_only(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
@@ -228,11 +228,11 @@ fn end_of(file: &File) -> io::Result<u64> {
     Ok(begins_at(file)?.saturating_add(file.metadata()?.len()))
 }
 
-/// The lines of a text that begins at a place. Neither halves of lines nor headers are any.
+/// The lines of a text that begins at `place`. Parts of lines and headers are left out.
 fn whole_lines(text: &[u8], place: u64, most_bytes: usize) -> Lines {
     let mut lines = Lines { lines: Vec::new(), next: place };
     for line in text.split_inclusive(|byte| *byte == b'\n') {
-        // A line that is longer than what may be read at once is passed over.
+        // The rest may be half a line that is still being written. A line longer than `most_bytes` is passed over.
         if line.last() != Some(&b'\n') && text.len() < most_bytes {
             break;
         }

@@ -9,7 +9,7 @@ pub const COMMIT: Option<&str> = option_env!("PAGEFOLD_COMMIT");
 /// The kind of build: `release` or `development`.
 pub const BUILD: &str = if cfg!(debug_assertions) { "development" } else { "release" };
 
-/// All of that in words, for `--version`.
+/// Version, commit and kind of build in words, for `--version`.
 pub fn version() -> &'static str {
     static WORDS: LazyLock<String> = LazyLock::new(|| {
         let commit = COMMIT.map_or(String::new(), |commit| format!("commit {commit}, "));
