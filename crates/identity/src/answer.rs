@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The helper's account of what the guest is when all repairs are done, read back from the guest's kernel and files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The request's.
+    /// The nonce of the request.
     pub nonce: String,
     /// Content of `/etc/machine-id`.
     pub machine_id: String,

@@ -1,4 +1,4 @@
-//! The host's line for a guest that stood still: its clock alone is set.
+//! The host's line for a guest that stood still: only its clock is set.
 
 use crate::answer::Answer;
 use crate::request::{CLOCK, time};

@@ -51,7 +51,7 @@ const REPAIRS: [(&str, Repair); 8] = [
 ];
 
 impl Machine {
-    /// The one that this process runs on.
+    /// The machine that this process runs on.
     pub fn own() -> Self {
         Self { root: "/".into() }
     }
@@ -96,7 +96,7 @@ impl Machine {
 
     fn set_machine_id(&self, request: &Request) -> io::Result<()> {
         fs::write(self.etc("machine-id"), format!("{}\n", request.machine_id))?;
-        // On most systems it is a link to the other.
+        // On most systems this file is a link to `/etc/machine-id`.
         rewrite(&self.root.join("var/lib/dbus/machine-id"), &request.machine_id)
     }
 
@@ -118,7 +118,7 @@ impl Machine {
     /// Gives each network interface another MAC and no address, or the one that the host gives.
     fn set_network(&self, request: &Request) -> io::Result<()> {
         let Ok(found) = fs::read_dir(self.root.join("sys/class/net")) else { return Ok(()) };
-        // Those without a device are the kernel's own: loopback, tunnels.
+        // Interfaces without a device are the kernel's own: loopback, tunnels.
         let mut names: Vec<String> = found
             .flatten()
             .filter(|entry| entry.path().join("device").exists())
@@ -179,10 +179,10 @@ fn set_clock(time: Duration) -> io::Result<()> {
     Ok(clock_settime(ClockId::Realtime, time)?)
 }
 
-/// Has the kernel's file of the boot's id lead to a file with this one.
+/// Mounts a file with this id over the kernel's boot_id.
 fn set_boot_id(id: &str) -> io::Result<()> {
     fs::write(OWN_BOOT_ID, format!("{id}\n"))?;
-    // Another clone of this guest may have been made before: the file is there already, and seen through the kernel's.
+    // If this guest is a clone of a clone, the file is there and mounted already.
     if fs::read_to_string(BOOT_ID)?.trim() == id {
         return Ok(());
     }
