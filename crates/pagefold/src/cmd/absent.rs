@@ -15,19 +15,19 @@ const VALGRIND: &str = "vgpreload_";
 /// Reasons why a process has no connected agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Absent {
-    /// There is no process, or it may not be looked at.
+    /// The process does not exist, or the caller may not read it.
     Hidden,
     /// The process is stopped; by a debugger, or by a signal.
     Stopped { by_debugger: bool },
-    /// The agent's threads run.
+    /// The agent's threads run, and have no connection to the service yet.
     Connecting,
-    /// The agent's library is there, and has no thread.
+    /// The agent's library is loaded, and has no thread.
     Still(Still),
     /// The program runs without the agent's library.
     NotLoaded { program: String },
 }
 
-/// Reasons why an agent has no thread. It has said which on the program's stderr.
+/// Reasons why an agent has no thread. The agent has printed the reason on the program's stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Still {
     Valgrind,
@@ -35,12 +35,12 @@ enum Still {
     NoThread,
 }
 
-/// Looks at a member's process. Of a connected one, it only tells whether it is stopped.
+/// Why a member's process does nothing. For a connected member, only whether its process is stopped.
 pub fn look(pid: u32, is_connected: bool) -> Option<Look> {
     if is_connected { stopped(pid) } else { Some(absent(pid)) }
 }
 
-/// Whether a process is stopped, and how it goes on.
+/// Whether a process is stopped, and how to make it go on; `None` if it is not.
 pub fn stopped(pid: u32) -> Option<Look> {
     find_stopped(pid).map(|absent| absent.look(pid))
 }
@@ -64,7 +64,7 @@ fn find(pid: u32) -> Absent {
         return Absent::Connecting;
     }
     let is_loaded = mappings.iter().any(|m| m.name.trim_end_matches(" (deleted)").ends_with(LIBRARY));
-    // A member whose agent has ended before a filter executes the next program without the library.
+    // An agent ends when its process installs a seccomp filter, and the next program then runs without the library.
     if !is_loaded && !is_filtered(pid) {
         let program = Process::read(pid).ok().and_then(|process| process.exe);
         return Absent::NotLoaded {
@@ -83,12 +83,12 @@ fn has_agents_thread(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.into_iter().any(|task| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with(THREADS))
-            // A program may be called so itself.
+            // The main thread is skipped: the program itself may have such a name.
             && task.file_name().to_str() != Some(pid.to_string().as_str())
     })
 }
 
-/// Whether any of its threads is.
+/// Whether a thread of the process is under seccomp.
 fn is_filtered(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.into_iter().any(|task| {

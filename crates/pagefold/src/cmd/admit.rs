@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest wait for others that have the promises: 10 s.
+/// Longest wait for other processes that hold the lock of the promises: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for the first look of a balancer, with `--wait`: 60 s.
 const FIRST_LOOK: Duration = Duration::from_secs(60);
@@ -95,8 +95,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Asks by the last look of the process that balances memory for a service. With `waits`, its first look is waited for, and loans are
-/// withdrawn.
+/// Asks whether guests fit, by the last look of the process that balances memory for a service. With `waits`, waits for
+/// its first look, and has loans withdrawn.
 pub fn ask(service: &Path, asked: Asked, waits: bool) -> anyhow::Result<Answered> {
     let asked = match (&asked.name, waits) {
         (None, true) => Asked { name: Some(format!("admission-of-{}", std::process::id())), ..asked },

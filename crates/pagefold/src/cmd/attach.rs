@@ -24,13 +24,13 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time between two questions whether a process has been detached, and between two looks whether the program beside it
-/// has ended: 50 ms, 10 ms.
+/// Time between two questions to the service whether a process has been detached: 50 ms. Time between two checks
+/// whether its `pagefold-attach` has ended: 10 ms.
 const ASK: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(10);
-/// Most of a program's file that is looked at: 256 MiB.
+/// Most bytes of a program's file that are searched: 256 MiB.
 const MOST_PROGRAM_BYTES: u64 = 256 << 20;
-/// Longest time to wait for the program beside a process that has been detached: 10 s.
+/// Longest wait for the end of the `pagefold-attach` beside a process that has been detached: 10 s.
 const LINGERS: Duration = Duration::from_secs(10);
 
 /// Arguments of `pagefold attach`.
@@ -129,7 +129,7 @@ pub struct DetachArgs {
 struct Detached {
     pid: u32,
     group: String,
-    /// Places where neighbouring mappings are alike and apart.
+    /// Pairs of neighbouring mappings that are alike, and that the kernel does not merge (see [`left::seams`]).
     seams: usize,
 }
 
@@ -172,7 +172,7 @@ impl Place {
         Rule { cgroup: self.cgroup.clone(), container: self.container.clone(), ..Rule::default() }
     }
 
-    /// The processes there.
+    /// The processes in the control group or container.
     fn processes(&self) -> anyhow::Result<Vec<Facts>> {
         let (rules, mut looker) = (Rules::new(vec![self.rule()]), Looker::of_caller());
         let all = host::pids()?.into_iter().filter_map(|pid| looker.look(pid, rules.want_names()));
@@ -185,7 +185,8 @@ impl Place {
 }
 
 impl AttachArgs {
-    /// The processes that are meant. Small ones of a control group or a container are left alone, and named.
+    /// The pids of the processes to attach. Processes of a control group or container with less memory than
+    /// `--at-least` are left alone, and named on stderr.
     fn pids(&self) -> anyhow::Result<Vec<u32>> {
         if let Some(name) = &self.guest {
             let is_it = |guest: &guest::Guest| guest.kind.is_vm() && (guest.name == *name || guest.id == *name);
@@ -210,7 +211,8 @@ impl AttachArgs {
         Ok(found.into_iter().map(|facts| facts.pid).collect())
     }
 
-    /// Has the service attach what starts in the same place later.
+    /// Adds a rule to the service, by which it attaches processes that start later in the same control group or
+    /// container.
     fn enrol_later(&self, service: &Service) -> anyhow::Result<()> {
         let rule = Rule {
             group: self.group.clone(),
@@ -248,7 +250,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
                 all.push(attached);
             }
             Err(refused) if refused.host_lacks => return Err(Stop::HostLacks(refused.why).into()),
-            // Of a place's processes, one may have ended meanwhile.
+            // A process of a control group or container may have ended meanwhile, which is no usage error.
             Err(refused) if refused.is_usage && !args.place.is_given() => return Err(Stop::Usage(refused.why).into()),
             Err(refused) => {
                 say!("pagefold: process {pid} cannot be attached: {}", refused.why);
@@ -281,13 +283,13 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
 /// Whether a process may call `mremap` without a C library that it has loaded: the agent serves calls through such a library.
 /// The file of a statically linked program names its functions, if it was not stripped of that.
 fn has_own_mremap(pid: u32) -> bool {
-    // Linkers keep a name as the end of a longer one, `__mremap`.
+    // Only the end of the name is searched: linkers store `mremap` as the end of `__mremap`.
     const NAME: &[u8] = b"mremap\0";
     let mappings = Mapping::list(pid).unwrap_or_default();
     if mappings.iter().any(Mapping::is_c_library) {
         return false;
     }
-    // The server of its file need not answer.
+    // The program's file may lie on a file system whose server does not answer.
     let program = fs::read_link(host::proc_file(pid, "exe")).unwrap_or_default();
     let local = host::LocalFiles::of(pid);
     if !mappings.iter().any(|mapping| program == Path::new(&mapping.name) && local.hold(mapping)) {
@@ -325,7 +327,7 @@ fn attach_one(
         process,
         group: args.group.clone(),
         name: args.name.clone(),
-        // Of a VM in a container, its RAM is folded and nothing else.
+        // For a VM in a container, only guest RAM is folded.
         all_anonymous: args.all_anonymous && !(args.place.is_given() && is_vm),
         by_rule: false,
         dry_run: args.dry_run,
@@ -337,14 +339,15 @@ fn attach_one(
 }
 
 impl DetachArgs {
-    /// The processes that are meant. Of a control group or a container, they are those that were attached.
+    /// The pids of the processes to detach. In a control group or container, these are the processes that were
+    /// attached.
     fn meant(&self, services: &[Service], members: &[(&Service, MemberLine)]) -> anyhow::Result<Vec<u32>> {
         if !self.place.is_given() {
             return Ok(self.pids.clone());
         }
         let Place { cgroup, container } = &self.place;
         let mut dropped = services.iter().map(|service| service.drop_rules(cgroup.clone(), container.clone()));
-        // A user who may not drop rules has added none.
+        // Only root's error counts: another user may not drop rules, and so has added none.
         if let Some(e) = dropped.find_map(Result::err).filter(|_| api::place::own_uid() == 0) {
             return Err(e);
         }
@@ -416,7 +419,7 @@ fn take_out(service: &Service, process: ProcessId, patience: Duration) -> anyhow
     service.leave(process)
 }
 
-/// Has ksmd merge a process no longer.
+/// Makes ksmd stop merging a process, and ends the membership.
 fn undo_ksm(service: &Service, process: ProcessId, group: &str) -> anyhow::Result<()> {
     let (group, via) = (group.to_owned(), Via::Ksm);
     let (all_anonymous, by_rule, dry_run, undo, again) = (false, false, false, true, false);
@@ -464,7 +467,7 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
     Ok(())
 }
 
-/// Why a process is not detached yet, as far as it can be told from outside.
+/// Why a process is not detached yet, as far as its `/proc` files show it.
 fn hindrance(pid: u32) -> String {
     act::sharer_of_memory(pid).map_or_else(
         || "something holds pages that are folded, or its threads cannot be stopped".to_owned(),

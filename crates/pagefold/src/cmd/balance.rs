@@ -18,7 +18,7 @@ use std::time::Duration;
 use survey::Selection;
 use world::{Keep, World};
 
-/// Least pause between two rounds: 1 s. Others get their turn in it.
+/// Least pause between two rounds: 1 s. Other processes get the turn (the lock of the ledger) meanwhile.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Arguments of `pagefold balance`.
@@ -170,7 +170,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         lend::hold();
         return Ok(Outcome::Done);
     }
-    // One that balances continuously goes by its own rules, whatever those of another one are that has not ended yet.
+    // A process that balances continuously uses its own rules, even if another such process has not ended yet.
     let is_balancer = matches!(&args.action, Action::Apply(apply) if apply.every.is_some());
     let mut world = World::new(common, is_balancer)?;
     match &args.action {
@@ -218,7 +218,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         }
         let (began, turn) = (world.at(), world.take_turn()?);
         let mut hold = Hold::default();
-        // Memory first: a look takes its time.
+        // Guests are paused before the next look, which takes some time.
         world.pause(&mut hold, &turn, &params)?;
         if apply.every.is_some() {
             world.ledger.note_rules(&turn, world.gatherer.rules())?;
@@ -249,12 +249,12 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             Some(_) if common.json => output::line(serde_json::to_string(&done)?)?,
             Some(_) => output::bytes(done.text().as_bytes())?,
         }
-        // A round that waited for balloons was long enough.
+        // The time that the round took counts as part of `every`.
         world.rest(every.saturating_sub(world.at() - began).max(LEAST_PAUSE));
     }
 }
 
-/// Ends this process when standard input closes. It may end at any instant: docs/balance.md.
+/// Ends this process when standard input closes. Balancing may be killed at any instant without harm: docs/balance.md.
 fn end_at_hangup() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     show(args, &guest, &moved)
 }
 
-/// Reasons against it that QEMU does not know of.
+/// Refuses a migration for reasons that QEMU does not know of.
 fn check(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<()> {
     let id = cli::printable(&guest.id);
     let is_its = |pid: u32| guest.pids.contains(&pid);
@@ -142,7 +142,7 @@ fn check(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<()> {
     movable.check(args.shared_disks)
 }
 
-/// A guest that has gone already.
+/// The outcome if the guest has left this host already.
 fn left(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Outcome> {
     ensure!(!args.dry_run, "{} has been moved already", cli::printable(&guest.id));
     end(args, movable)?;
@@ -215,7 +215,7 @@ fn predict(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Outc
     Ok(Outcome::Done)
 }
 
-/// Asks the program that knows sketches.
+/// Runs `pagefold-place weigh`, and reads its output.
 fn weigh(args: &Args, guest: &Guest, last_bytes: u64) -> anyhow::Result<Weighed> {
     let program = helper::program("pagefold-place")
         .map_err(|e| Stop::HostLacks(format!("--dry-run takes pagefold-place, which is not installed: {e}")))?;

@@ -22,7 +22,7 @@ use std::process::Command;
 use std::time::Duration;
 use survey::Selection;
 
-/// Longest time for which guests are looked at, in seconds: 1 day.
+/// Greatest value of `--idle`, in seconds: 1 day.
 const MOST_IDLE_S: u64 = 86_400;
 /// Most characters of a reason for the journal.
 const MOST_WHY: usize = 200;
@@ -123,7 +123,7 @@ pub fn park(args: &ParkArgs) -> anyhow::Result<Outcome> {
     if args.list {
         return list(place.dir(), args.json);
     }
-    // Nobody else may have notes there by which guests are stopped and woken.
+    // Checks that the directory is the caller's: by another user's notes, this command would stop and wake guests.
     place.make()?;
     host::note_interrupts().context("cannot catch signals")?;
     let find = || find(&args.service);
@@ -164,11 +164,12 @@ fn find(service: &Which) -> anyhow::Result<Vec<Guest>> {
     Selection::default().resolve(&|| service.members())
 }
 
-/// Parks guests, each as far as it goes.
+/// Parks guests. An error of one guest does not end the work on the others.
 fn park_all(place: &Place, guests: &[Guest], patience: Duration, why: &str) -> Vec<Done> {
     let before: Vec<Held> = guests.iter().map(Held::of).collect();
     let mut not_folded = vec![None; guests.len()];
-    // The agent of a program stands still with it. That of a VM goes on.
+    // A program's agent stops with the program, so the program is folded first. A VM's agent runs while the VM is
+    // stopped.
     let mut fold = |are_meant: &dyn Fn(usize) -> bool| {
         let meant: Vec<usize> = (0..guests.len()).filter(|n| are_meant(*n)).collect();
         let all: Vec<Guest> = meant.iter().map(|n| guests[*n].clone()).collect();
@@ -200,8 +201,8 @@ fn check_interrupts() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has memory of a guest that stands still written to swap, and leaves it parked. Without that it goes on. `held` is what it held
-/// before, and why folding was not over.
+/// Has memory of a stopped guest written to swap, and keeps the guest parked. On an error the guest is resumed. The
+/// last argument is the memory that the guest held before, and why folding was not finished.
 fn settle(
     service: &Path,
     guest: &Guest,
@@ -227,7 +228,7 @@ fn text(guest: &str, shrunk: &Shrunk) -> String {
     format!("{guest} stands still: it held {before} alone, and holds {after}; {swapped} are in swap\n{reasons}")
 }
 
-/// The guest that is meant. Owners of guests choose names, so one that several have means none of them.
+/// The guest with this id, name or pid. Owners choose names, so a name of several guests is an error.
 pub(super) fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
     let pid = name.parse::<u32>().ok();
     let is_it =
@@ -251,7 +252,7 @@ pub(super) fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
     if !service.join("parked").is_dir() {
         return Ok(Vec::new());
     }
-    // Nobody else may have notes there by which guests are woken.
+    // Checks that the directory is the caller's: by another user's notes, this command would wake guests.
     Place::at(service).make()?;
     Parking::lock(service, NOTES_WITHIN)?.list()
 }
@@ -280,7 +281,7 @@ pub fn wake(args: &WakeArgs) -> anyhow::Result<Outcome> {
     let mut all = meant_to_wake(args, &place)?;
     if let Some(name) = args.guest.as_ref().filter(|_| !args.program.is_empty()) {
         keep_awake(&place, &all, name, &args.service)?;
-        // It may have been parked before that.
+        // The guest may have been parked just before `keep_awake`.
         all = meant_to_wake(args, &place)?;
     } else if let Some(name) = args.guest.as_ref().filter(|_| all.is_empty()) {
         return Err(Stop::Usage(format!("{} is not parked", cli::printable(name))).into());
@@ -309,7 +310,7 @@ pub fn wake(args: &WakeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Parked guests of the name that is given, or all.
+/// Parked guests with the id, name or pid of the command line, or all if there is none.
 fn meant_to_wake(args: &WakeArgs, place: &Place) -> anyhow::Result<Vec<Parked>> {
     let mut all = parked(place.dir())?;
     if let Some(name) = &args.guest {
@@ -320,8 +321,8 @@ fn meant_to_wake(args: &WakeArgs, place: &Place) -> anyhow::Result<Vec<Parked>> 
     Ok(all)
 }
 
-/// Keeps guests that are parked, or else the one of this name, from being parked. It lasts as long as this process, whatever program that
-/// executes.
+/// Prevents the `parked` guests, or if there are none the guest called `name`, from being parked. This lasts as long as
+/// this process lives, also after `execve`.
 fn keep_awake(place: &Place, parked: &[Parked], name: &str, service: &Which) -> anyhow::Result<()> {
     place.make()?;
     let mut guests: Vec<ProcessId> = parked.iter().map(|parked| parked.process).collect();
@@ -350,7 +351,8 @@ fn show_woken(parked: &Parked, clock_within: Duration, as_json: bool) -> anyhow:
     output::line(format_args!("{} goes on after {parked_s} s; {clock}", cli::printable(&parked.guest)))
 }
 
-/// Sets the clock of a clone, by the helper inside. A VM's clock stands still with it; a program has the host's.
+/// Has the helper inside a parked clone set the guest's clock, which stood still with the VM. A program uses the host's
+/// clock.
 fn clock_of(parked: &Parked, patience: Duration) -> anyhow::Result<&'static str> {
     if !parked.is_vm() {
         return Ok("hosts");

@@ -6,15 +6,15 @@ use api::promise::{Asked, MOST_HOLD_S, Wanted};
 use lend::Ledger;
 use std::path::{Path, PathBuf};
 
-/// A promise, which ends with this value: at the next look, which sees the guests. If this process is killed, it lapses by itself.
+/// A promise of memory, withdrawn when this value is dropped. If this process is killed, the promise lapses by itself.
 pub struct Room {
     service: PathBuf,
     name: String,
 }
 
 impl Room {
-    /// Has memory promised for guests of which each has so much; `None` where no service balances memory. Loans are withdrawn for
-    /// them.
+    /// Gets memory promised for `guests` guests of `each` bytes, and has loans withdrawn for them. `None` if no process
+    /// balances memory for the service.
     ///
     /// # Errors
     /// There is no room.
@@ -42,7 +42,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // A promise that stays lapses.
+        // If this fails, the promise lapses by itself.
         let _ = Ledger::open(&self.service).and_then(|ledger| ledger.promises()?.set(&self.name, 0, 0));
     }
 }

@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Makes this process a member, and has the agent loaded into the program.
 fn preload_agent(args: &Args, command: &mut Command, program: &Path, file_name: &str) -> anyhow::Result<()> {
     preload::check_program(program)?;
-    // The filters are looked at first: this process, too, makes calls that they may forbid.
+    // The seccomp filters are examined first, because they may forbid calls that this process makes later.
     let filters = unfit::filters();
     if let Some(why) = unfit::by_filters(filters).or_else(|| unfit::by_sanitizer(program)) {
         say!("pagefold: {} runs without being folded: {why}", program.display());
@@ -115,7 +115,7 @@ fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program, Via::Agent);
     let meant = args.service.meant();
     let found = match Service::find(&meant) {
-        // A private one is started there, or the reason why it cannot be is the better one.
+        // A private service is started in that directory. If that fails, its error is the better one.
         Err(_) if matches!(meant, Meant::Preset(_)) => Vec::new(),
         found => found?,
     };

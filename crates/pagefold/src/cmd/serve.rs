@@ -130,7 +130,7 @@ pub struct Args {
 /// Longest time to wait for the service's lock: 5 s. If the service before was killed while it started a process, that process holds the
 /// lock until it executes its program.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two attempts at it: 20 ms.
+/// Time between two attempts at the lock: 20 ms.
 const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
 fn lock_within(place: &Place, patience: Duration) -> anyhow::Result<Option<Lock>> {
@@ -167,7 +167,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         bail!("another service runs in {}", place.dir().display());
     };
     if args.private {
-        // It fails if this process leads a session already.
+        // `setsid` fails if this process leads a session already.
         let _ = rustix::process::setsid();
     }
     let linger = Duration::from_secs(args.linger);

@@ -13,9 +13,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at what is still folded.
+/// Time between two questions how much is still folded: 500 ms.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time for which nothing must be folded: members tell what they do each second.
+/// Time for which nothing must be folded before a group counts as stopped: 2 s. Members report their figures each
+/// second.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Arguments of `pagefold stop`.
@@ -52,7 +53,7 @@ struct Stopped {
     group: String,
     /// Bytes that were folded.
     folded_bytes: u64,
-    /// Bytes that still are.
+    /// Bytes that are still folded.
     left_bytes: u64,
     /// Processes that were detached.
     detached: Vec<u32>,
@@ -68,15 +69,15 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Bytes that are still folded, and whether a member has yet to take in that nothing is to be folded. No figure has
-    /// the pages that such a member is folding.
+    /// Memory that is still folded, in bytes, and whether a member may still fold, because it has not got the new
+    /// settings yet. Pages that such a member is folding are in no figure.
     fn left(&self) -> anyhow::Result<(u64, bool)> {
         let state = self.service.show(&self.name)?;
         Ok((folded_bytes(&state), state.report.members.iter().any(MemberReport::may_fold)))
     }
 }
 
-/// Bytes of a group that have no frame of their own.
+/// Memory of a group's members without a frame of its own, in bytes: folded pages and zero pages.
 fn folded_bytes(state: &GroupState) -> u64 {
     page::pages_to_bytes(state.report.sharing_pages.saturating_add(state.report.zero_pages))
 }

@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     host::let_signals_through().context("cannot let signals through")?;
     act::raise_open_files_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
-    // Listening again makes this process the one that the kernel names to those who connect.
+    // A second `listen` makes this process the peer in `SO_PEERCRED` of processes that connect.
     rustix::net::listen(&socket, BACKLOG).context("standard input is not a listening socket")?;
     act::give_up_rights(args.uid).context("cannot give up rights")?;
     act::let_own_user_look().context("cannot let the prover look at this process")?;

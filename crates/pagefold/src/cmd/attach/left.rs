@@ -4,7 +4,7 @@ use host::Mapping;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Least time between two looks: 250 ms.
+/// Least time between two reads of the process's mappings: 250 ms.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Bytes of a process that map a pool.
@@ -26,7 +26,7 @@ pub fn has_agent(pid: u32) -> bool {
 pub struct Progress(ProgressBar, u32, Instant);
 
 impl Progress {
-    /// Of a process that begins to be left.
+    /// A bar for a process that is being detached.
     pub fn new(pid: u32) -> Self {
         let bar = ProgressBar::with_draw_target(Some(pooled_bytes(pid)), ProgressDrawTarget::stderr_with_hz(4));
         let style = ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes} are as they were, {eta} left");
@@ -34,7 +34,7 @@ impl Progress {
         Self(bar, pid, Instant::now())
     }
 
-    /// Looks at it again, now and then.
+    /// Updates the bar, if [`LOOK`] has passed since the last update.
     pub fn look(&mut self) {
         if !self.0.is_hidden() && self.2.elapsed() > LOOK {
             self.2 = Instant::now();

@@ -1,6 +1,6 @@
-//! The rung `pace` of the pressure ladder: groups that fold faster, or scan slower, for as long as it lasts.
+//! The rung `pace` of the pressure ladder: while it lasts, some groups fold faster or scan slower.
 //!
-//! The service gives a pace up by itself where nobody says it again: this process may be killed at any instant.
+//! A pace lapses in the service unless this process repeats it, because this process may be killed at any instant.
 
 use super::world::World;
 use api::client::Service;
@@ -9,11 +9,12 @@ use cli::say;
 use lend::{Entry, Paced, Turn};
 use std::time::Duration;
 
-/// Time for which a pace stands beyond two rounds, in seconds: 1 minute.
+/// Time for which a pace stays in force, beyond two rounds: 60 s.
 const STANDS_S: u32 = 60;
 
 impl World<'_> {
-    /// Gives groups another pace where that is due, and has services keep the paces that are in force. Rounds are `every` apart.
+    /// Changes the paces of groups where that is due, and repeats to the services the paces in force. `every` is the
+    /// time between two rounds.
     pub fn pace(&self, paces: &mut Paces, every: Duration, turn: &Turn) -> anyhow::Result<Vec<Paced>> {
         let changes = paces.see(self.at(), &self.facts);
         if changes.is_empty() && paces.in_force().next().is_none() {
@@ -42,7 +43,7 @@ impl World<'_> {
     }
 }
 
-/// Tells the services that have a group.
+/// Tells a group's pace to the services that have the group. `None` ends the pace.
 fn tell(services: &[Service], group: &str, pages_per_s: Option<u32>, for_s: u32) -> anyhow::Result<()> {
     let mut is_told = false;
     for service in services {

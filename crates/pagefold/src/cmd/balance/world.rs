@@ -17,16 +17,16 @@ use host::ProcessId;
 use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left, wake_left};
 use std::time::{Duration, Instant};
 
-/// Pause between the two looks that a rate takes: guests tell statistics every 2 s.
+/// Pause between the two looks from which rates are computed: 2.5 s. Guests' balloons report statistics every 2 s.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
 
-/// Pause between two glances at the host's memory: 200 ms. A break storm takes the floor in a second.
+/// Pause between two reads of the host's available memory: 200 ms. A break storm uses up the floor in a second.
 const GLANCE_EVERY: Duration = Duration::from_millis(200);
 
 /// Time between two looks that read every process of the host: 1 minute.
 const SURVEY_EVERY: Duration = Duration::from_secs(60);
 
-/// How a look is kept for admissions.
+/// Settings with which a look is kept for later admissions.
 #[derive(Clone, Copy)]
 pub struct Keep {
     /// Time between two rounds.
@@ -35,7 +35,7 @@ pub struct Keep {
     pub assurance: Assurance,
 }
 
-/// Guests, their facts, and what was done.
+/// Guests, their facts, and the history of steps.
 pub struct World<'a> {
     common: &'a Common,
     /// Processes of the host, and the time at which each of them was read.
@@ -50,7 +50,8 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// A world that was not looked at. A command without rules goes by those of a process that balances continuously.
+    /// A world before the first look. A command without rules of its own takes the rules of the process that balances
+    /// continuously.
     pub fn new(common: &'a Common, is_balancer: bool) -> anyhow::Result<Self> {
         let ledger = Ledger::open(common.service.meant().place().dir())?;
         let own = common.rules();
@@ -71,7 +72,7 @@ impl<'a> World<'a> {
         self.gatherer.at()
     }
 
-    /// Looks twice, so that there are rates.
+    /// Looks twice, so that rates are known.
     pub fn look_twice(&mut self) -> anyhow::Result<()> {
         self.look()?;
         self.look_again()
@@ -108,7 +109,7 @@ impl<'a> World<'a> {
             Err(error) => Err(anyhow::anyhow!("{}", cli::exit::in_words(error))),
         })?;
         for guest in &mut self.guests {
-            // A group that folds a guest is the group whose savings are its own.
+            // If a group folds the guest, the guest's savings are in that group.
             if let Some(group) = &guest.facts.folded_in {
                 guest.group.clone_from(group);
             }
@@ -118,7 +119,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The promises, and facts that have the newest of them.
+    /// Opens the promises, and updates the reservations in the facts from them.
     pub fn promises(&mut self) -> anyhow::Result<Promises> {
         let promises = self.ledger.promises()?;
         let runs = |name: &str| self.facts.guests.iter().any(|guest| guest.name == name);
@@ -126,8 +127,9 @@ impl<'a> World<'a> {
         Ok(promises)
     }
 
-    /// Plans a round. Facts and growth are kept for admissions at the same moment, so that no memory is lent and promised.
-    /// Without `keep`, nothing is kept, and nothing is promised by an older look where this plan lends memory.
+    /// Plans a round. With `keep`, facts and growth are stored for admissions under the lock of the promises, so that
+    /// no memory is both lent and promised. Without `keep`, nothing is stored. If the plan then lends memory, the
+    /// stored look is dropped, so that it promises nothing more.
     pub fn plan(
         &mut self,
         policy: &dyn Policy,
@@ -153,7 +155,7 @@ impl<'a> World<'a> {
         Ok(plan)
     }
 
-    /// Notes guests whose balloons have done what they were told: later looks know by it that these balloons take memory back.
+    /// Notes guests whose balloons have reached their target. By this note, later looks know that these balloons work.
     fn note_arrived(&mut self, turn: &Turn) -> anyhow::Result<()> {
         let Self { guests, facts, ledger, .. } = self;
         let has_arrived = |guest: &&Guest| {
@@ -165,13 +167,15 @@ impl<'a> World<'a> {
         ledger.note_arrived(turn, guests.iter().filter(has_arrived))
     }
 
-    /// Whether nothing has happened since the last look, so that no other is needed.
+    /// Whether the last round had nothing to do and available memory has hardly changed since. Then this round is
+    /// passed over.
     pub fn is_still(&self, stillness: &mut Stillness) -> bool {
         let available = self.gatherer.available_bytes();
         available.is_some_and(|available| stillness.passes_over(&self.facts.host, available))
     }
 
-    /// Waits for the next round. It begins at once where the host falls below its floor meanwhile, or below half of that.
+    /// Waits for the next round. Returns at once if available memory falls below the host's floor meanwhile, or below
+    /// half of the floor.
     pub fn rest(&mut self, pause: Duration) {
         let (floor, end) = (self.facts.host.floor_bytes, Instant::now() + pause);
         let depth = |available: u64| u64::from(available < floor) + u64::from(available < floor / 2);
@@ -193,7 +197,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes the host's memory into account, and tells of a step on the ladder.
+    /// Updates the pressure ladder from the host's memory. Returns the step on the ladder, if there was one.
     pub fn climb(&mut self, ladder: &mut Ladder, turn: &Turn) -> anyhow::Result<Option<RungEvent>> {
         let before = ladder.rung();
         let event = ladder.see(self.at(), &self.facts);
@@ -209,7 +213,7 @@ impl<'a> World<'a> {
         Ok(event)
     }
 
-    /// Has control groups give page cache back, as much as ends the pressure.
+    /// Has control groups give back page cache, as much as would end the pressure.
     fn reclaim(&mut self, turn: &Turn) -> anyhow::Result<()> {
         let rules = self.gatherer.rules();
         let bytes = balance::relief_bytes(&self.facts.host);
@@ -222,7 +226,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Waits for the turn, and resumes guests that a process has left paused that was killed, or that it was about to park.
+    /// Waits for the turn. Resumes guests that a killed process has left paused, and wakes those that it had not
+    /// finished parking.
     pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
         let turn = self.ledger.take_turn()?;
         resume_left(&mut self.ledger, &turn)?;
@@ -230,7 +235,7 @@ impl<'a> World<'a> {
         Ok(turn)
     }
 
-    /// Pauses guests, by the facts of the last look and the memory that is available at this moment.
+    /// Pauses guests where balance requires it, by the facts of the last look and the memory available now.
     pub fn pause(&mut self, hold: &mut Hold, turn: &Turn, params: &Params) -> anyhow::Result<()> {
         let Some(available) = self.gatherer.available_bytes() else { return Ok(()) };
         self.facts.host.available_bytes = available;
@@ -238,19 +243,19 @@ impl<'a> World<'a> {
         hold.pause(&pauses, &self.guests, &mut self.ledger, turn)
     }
 
-    /// Takes steps into account that were made at this time.
+    /// Records the outcomes of steps that were made at time `at`.
     pub fn learn(&mut self, outcomes: &[Outcome], at: Duration) {
         for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
             self.history.note(&outcome.step, at);
         }
-        // A step that was not made at all says nothing of the driver.
+        // A step of which the guest was never told says nothing about its balloon driver.
         for outcome in outcomes.iter().filter(|outcome| outcome.is_told) {
             self.gatherer.made(&self.facts, outcome, at);
         }
     }
 
-    /// Carries out the two phases of a plan, and tells guests again that have not done as they were told. Guests on hold
-    /// are resumed meanwhile, and when the first phase is over.
+    /// Carries out the two phases of a plan. Guests that have not done as they were told are told again. Paused guests
+    /// are resumed meanwhile, or at the latest after the first phase.
     pub fn carry_out(
         &mut self,
         phases: (&[Step], &[Step]),

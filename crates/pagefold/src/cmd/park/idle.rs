@@ -10,14 +10,14 @@ use lend::{NOTES_WITHIN, Parking};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Most processor time that an idle guest has or waits for, as a part of one core: 1/20. Its agent and its VMM take some when nothing
-/// happens inside.
+/// Most processor time that an idle guest uses or waits for: 1/20 of one core. Its agent and its VMM use some even if
+/// nothing happens inside.
 const IDLE_PART: u32 = 20;
-/// Time between two looks: 1 minute. A guest has to be idle between all of them.
+/// Time between two looks at the guests: 1 minute. A guest is idle only if it is idle between all looks.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Most guests that are parked together: 8. Others wait for the next look.
 const AT_ONCE: usize = 8;
-/// Longest wait before it is seen that this command was interrupted: 100 ms.
+/// Longest time until this command notices an interrupt: 100 ms.
 const WAKE_EVERY: Duration = Duration::from_millis(100);
 
 /// Guests that are meant: all, unless some are named.
@@ -35,7 +35,7 @@ pub struct Meant {
 }
 
 impl Meant {
-    /// Whether a guest is meant: a VM with QMP, or a program that is a member.
+    /// Whether a guest is a QEMU VM or a program, and matches the options.
     fn means(&self, guest: &Guest) -> bool {
         let of_group = guest.facts.folded_in.as_deref().unwrap_or(&guest.group);
         let is_named = |glob: &Glob| glob.matches(&guest.id) || glob.matches(&guest.name);
@@ -44,7 +44,7 @@ impl Meant {
             && (self.only.is_empty() || self.only.iter().any(is_named))
     }
 
-    /// How many more may be parked.
+    /// Number of guests that may be parked in addition to `parked` ones.
     pub fn room(&self, parked: usize) -> usize {
         self.most.map_or(usize::MAX, |most| most.saturating_sub(parked))
     }
@@ -55,29 +55,29 @@ pub fn words(idle_s: u64) -> String {
     format!("it was idle for {idle_s} s")
 }
 
-/// A guest that may be idle, and its times at the last look.
+/// A guest that may be idle, and its processor times at the last look.
 struct Candidate {
     guest: Guest,
     process: ProcessId,
     times: [Duration; 2],
-    /// Since when it has been idle.
+    /// The time since which the guest has been idle.
     since: Instant,
 }
 
 impl Candidate {
-    /// A guest that begins to be looked at; `None` where it has ended, or stands still.
+    /// A guest at its first look; `None` if it has ended or is stopped.
     fn new(guest: Guest, now: Instant) -> Option<Self> {
         let process = ProcessId { pid: *guest.pids.first()?, start_ticks: guest.facts.start_ticks };
         Some(Self { process, times: times_of(&process)?, since: now, guest })
     }
 
-    /// Whether it has had, and wanted, so much processor time at most since it was as `before`.
+    /// Whether the guest has used, and waited for, at most `most` processor time since the look `before`.
     fn is_idle_since(&self, before: &Self, most: Duration) -> bool {
         self.times.iter().zip(before.times).all(|(time, before)| time.saturating_sub(before) <= most)
     }
 }
 
-/// Guests that are looked at.
+/// Guests as they were at the last look, and its time.
 struct Watch {
     known: Vec<Candidate>,
     at: Instant,
@@ -88,7 +88,7 @@ impl Watch {
         Self { known: Vec::new(), at: Instant::now() }
     }
 
-    /// Looks at these guests, and at no others any more.
+    /// Reads the processor times of `guests`, and forgets all others.
     fn look(&mut self, guests: impl Iterator<Item = Guest>) {
         let now = Instant::now();
         let most = (now - self.at) / IDLE_PART;
@@ -102,14 +102,14 @@ impl Watch {
         (self.known, self.at) = (all, now);
     }
 
-    /// Guests that have been idle for so long, the longest idle one first.
+    /// Guests that have been idle for `time`, the longest idle one first.
     fn idle_for(&self, time: Duration) -> Vec<Guest> {
         let mut idle: Vec<&Candidate> = self.known.iter().filter(|one| self.at - one.since >= time).collect();
         idle.sort_by_key(|one| one.since);
         idle.into_iter().map(|one| one.guest.clone()).collect()
     }
 
-    /// Takes in that a guest cannot be parked. It has to be idle for as long once more before that is tried again.
+    /// Notes that a guest could not be parked. Its idle time begins anew before the next attempt.
     fn begin_anew(&mut self, guest: &str) {
         let at = self.at;
         self.known.iter_mut().filter(|one| one.guest.id == guest).for_each(|one| one.since = at);
@@ -192,21 +192,21 @@ pub fn park_on(
     Ok(())
 }
 
-/// Processor time of a process, with threads that have ended; and what its threads have had or waited for, since others had it. `None`
-/// where it has ended, stands still already, or the kernel does not tell.
+/// Two processor times of a process: what it has used, ended threads included, and what its present threads have used
+/// or waited for. `None` if the process has ended or is stopped, or the kernel does not tell.
 fn times_of(process: &ProcessId) -> Option<[Duration; 2]> {
     let stat = process.stat().filter(|stat| !matches!(stat.state, b'T' | b't'))?;
     let ticks = stat.cpu_ticks.saturating_mul(1000);
     let had = Duration::from_millis(ticks.checked_div(rustix::param::clock_ticks_per_second())?);
     let threads = fs::read_dir(format!("/proc/{}/task", process.pid)).ok()?.flatten();
-    // Another thread may end at any time.
+    // A thread that ends meanwhile is left out.
     let all: Vec<Duration> = threads
         .filter_map(|thread| had_or_waited_for(&fs::read_to_string(thread.path().join("schedstat")).ok()?))
         .collect();
     (!all.is_empty()).then(|| [had, all.into_iter().sum()])
 }
 
-/// The first two figures of a `schedstat`.
+/// Sum of the first two figures of a `schedstat`: time on the processor and time in the run queue, in nanoseconds.
 fn had_or_waited_for(text: &str) -> Option<Duration> {
     let mut figures = text.split_ascii_whitespace().map(|figure| figure.parse::<u64>().ok());
     let (had, waited) = (figures.next()??, figures.next()??);

@@ -16,7 +16,7 @@ use cli::exit::Stop;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Variable of this program's that says that it has asked, and has executed itself since.
+/// Environment variable by which this program knows, after executing itself, that it has asked for merging already.
 const ASKED: &str = "PAGEFOLD_MERGE_ASKED";
 
 /// Makes this process a member whose memory ksmd merges, also when it executes `command`.
@@ -24,7 +24,7 @@ pub fn join(args: &Args, command: &mut Command, program: &str) -> anyhow::Result
     if std::env::var_os(ASKED).is_none() {
         say_whether_ksmd_runs()?;
     }
-    // It is refused before anything is changed.
+    // The membership comes first: if it is refused, nothing was changed.
     become_member(args, program)?;
     ask_for_merging()?;
     command.env_remove(ASKED);
@@ -45,7 +45,8 @@ fn become_member(args: &Args, program: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Has the memory of this process merged. Returns when that was kept through an execution.
+/// Asks ksmd to merge this process (`PR_SET_MEMORY_MERGE`), and executes this program again. Returns once the request
+/// has survived `execve`.
 fn ask_for_merging() -> anyhow::Result<()> {
     let lacks = |what: &str| Stop::HostLacks(format!("no merging by ksmd here: {what}"));
     let is_merged =
