@@ -19,17 +19,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use subtle::{Choice, ConstantTimeEq};
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// A process of this user, by the kernel's word.
+    /// A process of this user, by `SO_PEERCRED` of a Unix socket.
     User(u32),
-    /// Somebody at this address, at the other end of a TCP connection.
+    /// A TCP client at this address.
     Address(IpAddr),
 }
 
 impl Peer {
-    /// Its identity for the journal, without a token.
+    /// The peer's identity for the journal, without a token.
     fn by(self) -> By {
         match self {
             Self::User(uid) => By { user: Some(uid), ..By::default() },
@@ -38,7 +38,7 @@ impl Peer {
     }
 }
 
-/// The identity of a caller, for shares of what is scarce.
+/// The identity of a caller, by which connections, time and listeners are shared out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallerId {
     /// A user.
@@ -53,25 +53,25 @@ pub type Scope = Option<Arc<BTreeSet<String>>>;
 /// A caller that may see something.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Its identity.
+    /// The caller's identity.
     pub id: CallerId,
-    /// The groups that it sees.
+    /// The groups that the caller sees.
     pub groups: Scope,
-    /// Whether it may change settings of groups that it sees.
+    /// Whether the caller may change settings of the groups that it sees.
     pub may_change: bool,
-    /// Its identity for the journal.
+    /// The caller's identity for the journal.
     pub by: By,
-    /// The digest of its token, if it has one.
+    /// The digest of the caller's token, if it has one.
     digest: Option<[u8; 32]>,
 }
 
 impl Caller {
-    /// Whether it may see a group, and know that there is one.
+    /// Whether the caller may see a group, and know that it exists.
     pub fn sees(&self, group: &str) -> bool {
         self.groups.as_ref().is_none_or(|groups| groups.contains(group))
     }
 
-    /// Whether it sees all groups.
+    /// Whether the caller sees all groups.
     pub const fn sees_all(&self) -> bool {
         self.groups.is_none()
     }
@@ -82,7 +82,7 @@ pub struct Access {
     control: bool,
     /// The service's own user.
     owner: u32,
-    /// Tokens by their digests: these have one length, and tell nothing of the token.
+    /// Callers by the digest of their token. All digests have one length, and reveal nothing of the token.
     tokens: Vec<([u8; 32], Caller)>,
 }
 
@@ -119,7 +119,7 @@ impl Access {
         }
     }
 
-    /// The bearer of a token. However it ends, all tokens are looked at, and whole.
+    /// The bearer of a token. Every known digest is compared in full, so that the time taken reveals nothing.
     fn bearer(&self, authorization: &[u8]) -> Option<Caller> {
         let (scheme, token) = authorization.split_at_checked("Bearer ".len())?;
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
@@ -136,7 +136,8 @@ impl Access {
         found.cloned()
     }
 
-    /// Whether a caller sees what it saw when other rights held. Changes of other tokens are not its business.
+    /// Whether a caller that was admitted under earlier rights still sees the same groups. Changes of other tokens do
+    /// not matter.
     pub fn still_shows(&self, caller: &Caller) -> bool {
         let Some(digest) = caller.digest else { return true };
         let found = self.tokens.iter().find(|(known, _)| *known == digest);

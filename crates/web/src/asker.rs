@@ -33,14 +33,14 @@ use tokio::time::timeout;
 const AGES: Ages = Ages { fresh: Duration::from_secs(1), good: Duration::from_secs(2) };
 /// Time for a group's figures in a list, after which the list does without them: 2 s.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
-/// Number of questions that are asked at the same time while nobody waits for the answers.
+/// Most questions asked at the same time while no caller waits for their answers.
 const TURNS: usize = 2;
-/// Time after which a question that is not answered keeps no other one waiting: 100 ms.
+/// Time after which an unanswered question gives its turn to the next one: 100 ms.
 const TURN: Duration = Duration::from_millis(100);
-/// Reason that is told for a member without an agent: this process may not look at the member's.
+/// Reason shown for a member without an agent: this process may not read the member's `/proc` files.
 const WHY_ABSENT: &str = "no agent of it is connected; `pagefold group show` tells root why";
 
-/// This process may look at no member's.
+/// The look at a member's process, which this process has no right to.
 fn look(_: u32, is_connected: bool) -> Option<shown::Look> {
     let absent =
         || shown::Look { why: WHY_ABSENT.into(), fix: api::member_words::START_ITSELF.into(), ..Default::default() };
@@ -50,19 +50,19 @@ fn look(_: u32, is_connected: bool) -> Option<shown::Look> {
 /// An answer, or the reason why there is none.
 pub type Answer<T> = Result<Arc<T>, Arc<str>>;
 
-/// A group, with its state where that could be had.
+/// A group, with its state if the worker told it in time.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Its line in the list.
+    /// The group's line in the list of groups.
     pub line: GroupLine,
-    /// Its state.
+    /// The group's state; `None` if it did not come in time.
     pub state: Option<Arc<GroupState>>,
 }
 
 /// How long an answer is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Ages {
-    /// Age up to which nothing newer is asked for.
+    /// Age up to which an answer is given and no newer one is asked for.
     pub fresh: Duration,
     /// Age up to which an answer is given, and a newer one is asked for.
     pub good: Duration,
@@ -79,23 +79,23 @@ pub struct Kept<T> {
 struct State<T> {
     last: Option<(Instant, Answer<T>)>,
     asking: bool,
-    /// Whether the answer that is being asked for may be out of date when it comes.
+    /// Whether [`Kept::forget`] was called while the question was under way: its answer may be out of date.
     outdated: bool,
 }
 
-/// Locks a mutex, whose value is whole also after a panic.
+/// Locks a mutex even if it is poisoned: its value is consistent also after a panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Send + Sync + 'static> Kept<T> {
-    /// No answer. Questions for which nobody waits take turns with others.
+    /// A question without an answer yet. While no caller waits for it, it shares `turns` with other questions.
     pub fn new(ages: Ages, turns: &Arc<Semaphore>) -> Arc<Self> {
         let state = Mutex::new(State { last: None, asking: false, outdated: false });
         Arc::new(Self { ages, state, answered: Notify::new(), turns: Arc::clone(turns) })
     }
 
-    /// Whether there is an answer that is younger than this, or will be one.
+    /// Whether the answer is younger than `age`, or is being asked for.
     pub fn is_younger(&self, age: Duration) -> bool {
         let state = lock(&self.state);
         state.asking || state.last.as_ref().is_some_and(|(at, _)| at.elapsed() < age)
@@ -111,7 +111,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
                 if let Some((_, answer)) = last.as_ref().filter(|(age, _)| *age < self.ages.fresh) {
                     return answer.clone();
                 }
-                // From here on the notification is not missed.
+                // From here on, a notification of `put` is not missed.
                 answered.as_mut().enable();
                 let good = last.filter(|(age, answer)| *age < self.ages.good && answer.is_ok());
                 if !std::mem::replace(&mut state.asking, true) {
@@ -147,7 +147,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
     }
 }
 
-/// Asks when it is its turn.
+/// Runs `put` in a thread when one of `turns` is free.
 async fn in_turn(turns: Arc<Semaphore>, put: impl FnOnce() + Send + 'static) {
     // The semaphore is never closed.
     let turn = turns.acquire().await;
@@ -195,7 +195,7 @@ impl Asker {
         self.members.get(move || Service::connect_soon(&place)?.members()).await
     }
 
-    /// The state of a group that is there.
+    /// The state of a group that exists.
     pub async fn state(&self, group: &str) -> Answer<GroupState> {
         let members = self.members().await?;
         let kept =
@@ -209,7 +209,7 @@ impl Asker {
         .await
     }
 
-    /// The groups that `wanted` names, with the states that come in time.
+    /// The groups for which `wanted` is true, with the states that come within [`LIST_PATIENCE`].
     ///
     /// # Errors
     /// The supervisor does not answer.
@@ -235,7 +235,7 @@ impl Asker {
         Ok(Arc::new(settings))
     }
 
-    /// Asks whether further guests fit. Each question is the supervisor's: the answer is a promise.
+    /// Asks the supervisor whether further guests fit. No answer is kept, since each is a promise.
     ///
     /// # Errors
     /// The supervisor refuses, or does not answer.
@@ -245,7 +245,7 @@ impl Asker {
         tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
     }
 
-    /// Tells how often a token was none, in all and by address.
+    /// Tells the supervisor the number of requests with an invalid token, in all and by address.
     ///
     /// # Errors
     /// The supervisor does not answer.
@@ -260,7 +260,7 @@ impl Asker {
     /// # Errors
     /// The supervisor does not answer.
     pub async fn journal(&self, after: u64) -> Result<(Vec<(u64, Value)>, u64), Arc<str>> {
-        // However many listen, a few ask. The semaphore is never closed.
+        // Of all callers that follow the journal, [`TURNS`] ask at a time. The semaphore is never closed.
         let _turn = self.turns.acquire().await;
         let place = self.place.clone();
         let ask = move || Service::connect_soon(&place)?.journal(after);

@@ -61,14 +61,14 @@ pub struct Event {
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     groups: BTreeMap<String, Group>,
-    /// Members by group, name and process: a name is used again.
+    /// Users of members, by group, name and process. The process is part of the key because a name may be reused.
     members: BTreeMap<(String, String, u32, u64), u32>,
     /// Troubles of the service itself.
     troubles: BTreeMap<String, String>,
 }
 
 impl Look {
-    /// A look, which takes over from `before` the states that could not be had this time.
+    /// A look. States of groups that did not come this time are taken from the look `before`.
     pub fn new(groups: Vec<Group>, members: &[MemberLine], before: Option<&Self>) -> Self {
         let known = |name: &str| before?.groups.get(name)?.state.clone();
         let groups = groups.into_iter().map(|group| {
@@ -84,7 +84,7 @@ impl Look {
         }
     }
 
-    /// The same look, with what is wrong with the service itself.
+    /// The same look, with the troubles of the service itself.
     pub fn with_troubles(self, troubles: &[Trouble]) -> Self {
         let troubles = troubles.iter().map(|found| (found.trouble.clone(), found.detail.clone())).collect();
         Self { troubles, ..self }

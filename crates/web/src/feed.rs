@@ -1,7 +1,8 @@
-//! The stream of events. While somebody listens, all groups are looked at every two seconds; while nobody does, never.
+//! The stream of events. All groups are looked at every two seconds while there is a listener, and not at all
+//! otherwise.
 //!
-//! A listener has a queue of its own, with events of groups that it sees. These depend on no other group.
-//! A listener that does not keep up is disconnected.
+//! Each listener has a queue of its own, with the events of the groups that it sees. A listener whose queue is full is
+//! disconnected.
 
 use crate::access::{Access, Caller, CallerId};
 use crate::asker::{Asker, lock};
@@ -17,10 +18,10 @@ use tokio::sync::{Notify, mpsc};
 const EVERY: Duration = Duration::from_secs(2);
 /// Most events that wait for a listener.
 const MOST_WAITING: usize = 1024;
-/// Most listeners of one caller. All of them together are bounded by the places for connections.
+/// Most listeners of one caller. The number of all listeners is bounded by the places for connections.
 const MOST_OF_CALLER: usize = 32;
 
-/// Whether a caller may see an event. Those of the service itself are for callers that see all groups.
+/// Whether a caller may see an event. Events of the service itself are for callers that see all groups.
 fn may_see(caller: &Caller, event: &Event) -> bool {
     event.group.as_ref().map_or(caller.sees_all(), |group| caller.sees(group))
 }
@@ -30,7 +31,7 @@ pub struct Feed {
     asker: Arc<Asker>,
     listeners: Mutex<Vec<Listener>>,
     came: Notify,
-    /// Rights that have changed since the start.
+    /// The rights of callers, if they have changed since the start.
     access: Mutex<Option<Arc<Access>>>,
 }
 
@@ -49,7 +50,7 @@ impl Feed {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The events for a new listener; `None` when its caller has too many, whatever others have.
+    /// The events for a new listener; `None` if its caller has [`MOST_OF_CALLER`] already.
     pub fn listen(&self, caller: &Caller) -> Option<impl Stream<Item = Result<sse::Event, Infallible>> + use<>> {
         let (queue, events) = mpsc::channel(MOST_WAITING);
         {
@@ -70,18 +71,18 @@ impl Feed {
         }))
     }
 
-    /// Disconnects listeners whose rights are not what they were.
+    /// Takes over new rights, and disconnects listeners that no longer see the same groups.
     pub fn set_access(&self, access: &Arc<Access>) {
         *lock(&self.access) = Some(Arc::clone(access));
         self.listeners().retain(|listener| access.still_shows(&listener.caller));
     }
 
-    /// Whether a caller sees what it saw before rights were changed.
+    /// Whether a caller still sees the same groups as when it was admitted.
     pub fn still_shows(&self, caller: &Caller) -> bool {
         lock(&self.access).as_ref().is_none_or(|access| access.still_shows(caller))
     }
 
-    /// Gives an event to those who may see it.
+    /// Queues an event for the listeners that may see it. A listener whose queue is full is disconnected.
     fn tell(&self, event: Event) {
         let event = Arc::new(event);
         let tell = |listener: &Listener| {
@@ -90,7 +91,7 @@ impl Feed {
         self.listeners().retain(tell);
     }
 
-    /// Looks at all groups, for as long as there are listeners, and for ever.
+    /// Runs for ever: looks at all groups while there are listeners, and waits for one otherwise.
     pub async fn run(&self) {
         let mut before: Option<Look> = None;
         loop {
@@ -110,7 +111,7 @@ impl Feed {
         }
     }
 
-    /// Whether nobody listens.
+    /// Whether there are no listeners.
     fn is_empty(&self) -> bool {
         let mut listeners = self.listeners();
         listeners.retain(|listener| !listener.queue.is_closed());

@@ -44,18 +44,18 @@ impl Form {
     }
 }
 
-/// A member, with what the worker does not tell.
+/// A member, with facts that the worker does not know.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// Its group.
     pub group: String,
     /// The worker's report.
     pub report: MemberReport,
-    /// The libvirt domain that it is.
+    /// Name of the libvirt domain whose VM the member runs.
     pub domain: Option<String>,
 }
 
-/// All that is shown at one time.
+/// All figures of one scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Scrape {
     /// The groups.
@@ -266,12 +266,12 @@ impl Scrape {
         reserve.encode_gauge(&(host.reserve_bytes as f64))
     }
 
-    /// Families with a label `reason`: each reason that there is has a figure, so that none appears out of nothing.
+    /// Families with a label `reason`. Every known reason has a figure, even 0, so that no series appears only later.
     fn encode_reasons(&self, encoder: &mut DescriptorEncoder<'_>, states: &[&GroupState]) -> fmt::Result {
         let help = "Members that fold nothing more, by reason: the state in pagefold group show";
         let mut not = encoder.encode_descriptor("group_members_not_folding", help, None, MetricType::Gauge)?;
         for group in states {
-            // One that ksmd merges is as it is meant to be.
+            // A member that ksmd merges is in its intended state.
             let is_trouble = |state: &str| ![member_words::FOLDING, KSM].contains(&state);
             for (reason, _) in member_words::STATES.iter().filter(|(state, _)| is_trouble(state)) {
                 let count = group.report.members.iter().filter(|member| member.state == *reason).count();
@@ -295,7 +295,7 @@ fn counter(mut encoder: MetricEncoder<'_>, figure: f64) -> fmt::Result {
     encoder.encode_counter::<NoLabelSet, f64, f64>(&figure, None)
 }
 
-/// Encodes a family. All figures of one are of one kind.
+/// Encodes a family, whose figures are all of one kind.
 fn encode<T, L: EncodeLabelSet>(
     encoder: &mut DescriptorEncoder<'_>,
     family: &Family<T>,

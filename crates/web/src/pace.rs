@@ -4,9 +4,9 @@
 //!   a request --> waits for its caller's turn --> is answered --> the turn after the next is as much later as that took, tenfold
 //! ```
 //!
-//! While a request is answered, it counts as the last one did. So one caller takes a tenth of the time at most, once it has
-//! used up what it may take at once. Answers to it come later and later. A request that would wait for too long waits for
-//! [`MOST_WAIT`], and is refused. Others do not wait for it.
+//! While a request is being answered, it counts as much as the caller's last one. So one caller takes a tenth of the
+//! time at most, once it has used up [`AT_ONCE`]. Answers to it come later and later. A request that would wait for too
+//! long waits for [`MOST_WAIT`], and is refused. Others do not wait for it.
 
 use crate::access::CallerId;
 use rustix::time::{ClockId, clock_gettime};
@@ -16,11 +16,11 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-/// Part of the time that a caller may take: 1 in 10.
+/// Part of this process's time that a caller may take: 1 in 10.
 const PART: u32 = 10;
-/// Least time that a request costs, with all that is not measured: 200 us.
+/// Least time that a request counts, because not all of its work is measured: 200 us.
 const LEAST: Duration = Duration::from_micros(200);
-/// Time that a caller may take at once, tenfold: 500 ms.
+/// Time that a caller may use up before it has to wait, times [`PART`]: 500 ms.
 const AT_ONCE: Duration = Duration::from_millis(500);
 /// Longest wait for a turn: 5 s.
 pub const MOST_WAIT: Duration = Duration::from_secs(5);
@@ -29,19 +29,20 @@ pub const MOST_WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Paces(Mutex<BTreeMap<Option<CallerId>, Pace>>);
 
-/// The turns of one.
+/// The turns of one caller.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// The end of what it has taken, tenfold.
+    /// The instant until which the caller has used up its share: each request moves it on by [`PART`] times the time it
+    /// took.
     end: Instant,
-    /// The time that the last answer took.
+    /// The time that the caller's last answer took.
     last: Duration,
 }
 
-/// A turn: when it is, and the time that it counts for until it is known.
+/// A turn: the wait before it, and the time that it counts for until the answer's own time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Time until then.
+    /// Time until the turn.
     pub wait: Duration,
     expected: Duration,
 }
@@ -55,7 +56,7 @@ impl Paces {
         work(pace)
     }
 
-    /// The next turn of a caller; `None`: it would have to wait for too long.
+    /// The next turn of a caller; `None` if the wait would be longer than [`MOST_WAIT`].
     pub fn turn(&self, caller: Option<&CallerId>, now: Instant) -> Option<Turn> {
         self.with(caller, now, |pace| {
             let wait = pace.end.saturating_duration_since(now + AT_ONCE);
@@ -66,7 +67,7 @@ impl Paces {
         })
     }
 
-    /// Notes the time that an answer took for which there was this turn.
+    /// Notes the time that the answer of a turn took, in place of the expected time.
     pub fn took(&self, caller: Option<&CallerId>, turn: Turn, took: Duration, now: Instant) {
         self.with(caller, now, |pace| {
             pace.last = took.max(LEAST);
@@ -76,7 +77,8 @@ impl Paces {
     }
 }
 
-/// A future, and the processor time that this thread has used for it. Others' work meanwhile is not its caller's.
+/// A future, and the processor time that this thread has used in its polls. Other requests' polls in between do not
+/// count.
 pub struct Timed<F> {
     work: Pin<Box<F>>,
     took: Duration,

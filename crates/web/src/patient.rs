@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time within which a peer takes something of what waits for it: 10 s.
+/// Time within which a peer must read some of the bytes that wait for it: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection whose writes fail when the peer takes nothing for [`PATIENCE`].

@@ -29,12 +29,12 @@ struct Taken {
 #[derive(Debug)]
 struct Entry {
     caller: Option<CallerId>,
-    /// The number that was due when it was last heard of: the lower, the longer it has been silent.
+    /// Serial number of the connection's last request: the lower, the longer the connection has been silent.
     heard: u64,
     lost: Arc<Notify>,
 }
 
-/// A connection's place; dropping it frees it.
+/// A connection's place; dropping this value frees the place.
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
@@ -93,7 +93,7 @@ impl Taken {
 }
 
 impl Place {
-    /// Notes a request, and its caller if that has rights.
+    /// Notes a request on the connection, and its caller if the caller has rights.
     pub fn heard(&self, caller: Option<&CallerId>) {
         self.places.with(|taken| {
             let heard = taken.number();

@@ -205,7 +205,7 @@ async fn group(
     let state = state.map_err(|why| Refused::of_service(&caller, StatusCode::SERVICE_UNAVAILABLE, &why))?;
     let mut state = (*state).clone();
     state.report.waits_for_room = why_it_waits(&caller, state.report.waits_for_room);
-    // It tells of memory that all groups hold.
+    // `fit` reveals memory that other groups hold.
     state.fit = state.fit.filter(|_| caller.sees_all());
     Ok(Json(ShownGroup::from(state)))
 }
@@ -380,7 +380,7 @@ async fn scrape(
     Ok(([(header::CONTENT_TYPE, form.content_type())], Bytes::clone(&text)).into_response())
 }
 
-/// All that is shown of these groups.
+/// All figures of these groups for Prometheus.
 fn scraped(
     (groups, sees_all): (Vec<Group>, bool),
     members: &[MemberLine],
@@ -406,7 +406,7 @@ fn scraped(
 /// Domains of libvirt, by group and process.
 type Domains = BTreeMap<(String, u32), String>;
 
-/// The members of a group, each name once: two series of one name would not be read.
+/// The members of a group, each name once: Prometheus refuses two series with the same labels.
 fn scraped_members(group: &Group, domains: &Domains) -> Vec<Member> {
     let mut names = BTreeSet::new();
     let members = group.state.iter().flat_map(|state| &state.report.members);

@@ -40,11 +40,11 @@ const MOST_HEAD_BYTES: usize = 16 << 10;
 const MOST_HEADERS: usize = 64;
 /// Most bytes of a request's path and query.
 const MOST_PATH_BYTES: usize = 512;
-/// Time for a request's head, and for which a connection may be idle: 15 s.
+/// Longest time until a request's head is complete, and longest idle time of a connection: 15 s.
 const HEAD_PATIENCE: Duration = Duration::from_secs(15);
 /// Time until an answer begins: 10 s.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// Time that writing a byte of an answer takes: 1 ns. An answer is written after its time was taken.
+/// Time that a byte of an answer counts for: 1 ns. An answer is written after its time was measured.
 const WRITE: Duration = Duration::from_nanos(1);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);

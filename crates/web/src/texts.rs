@@ -17,10 +17,10 @@ const KEEP: Duration = Duration::from_secs(10);
 /// Number of texts that are made at the same time without anybody waiting for them.
 const TURNS: usize = 1;
 
-/// The groups that a text is of, and its form.
+/// The groups that a text shows, and its form.
 type Of = (Scope, Form);
 
-/// The texts.
+/// The texts, by groups and form.
 pub struct Texts {
     all: Mutex<BTreeMap<Of, Arc<Kept<Bytes>>>>,
     turns: Arc<Semaphore>,
@@ -33,7 +33,7 @@ impl Default for Texts {
 }
 
 impl Texts {
-    /// The text in this form for callers that see these groups. `make` makes it.
+    /// The text in this form for callers that see these groups. `make` makes a new one if the kept one is too old.
     pub async fn get(
         &self,
         scope: Scope,

@@ -23,7 +23,7 @@ struct Follower {
     lines: VecDeque<(u64, Value)>,
 }
 
-/// Lines behind a place, for as long as the caller keeps its rights.
+/// Lines behind the place `after`, for as long as the caller keeps its rights.
 pub fn follow(
     asker: Arc<Asker>,
     feed: Arc<Feed>,
@@ -47,7 +47,7 @@ impl Follower {
             if let Some(line) = self.lines.pop_front() {
                 return Some(line);
             }
-            // A supervisor that starts again answers later.
+            // An error is ignored: a supervisor that is restarting answers later.
             if let Ok((lines, next)) = self.asker.journal(self.after).await {
                 (self.lines, self.after) = (lines.into(), next);
             }

@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Time that a request with a token counts that is none: 20 ms. Its caller gets a tenth of the time.
+/// Time that a request with an invalid token counts for: 20 ms. All callers without rights together get a tenth of the
+/// time.
 pub const COST: Duration = Duration::from_millis(20);
 /// Time between two lines of the journal: 10 s.
 const EVERY: Duration = Duration::from_secs(10);
-/// Most addresses that are told apart.
+/// Most addresses that are counted one by one between two lines.
 const MOST_ADDRESSES: usize = 8;
 
-/// Those that were not told yet.
+/// Requests that the supervisor was not told of yet.
 #[derive(Default)]
 struct Counts {
     times: u32,
@@ -23,19 +24,19 @@ struct Counts {
     is_being_told: bool,
 }
 
-/// Requests with tokens that are none.
+/// Requests with an invalid token.
 pub struct Wrong {
     asker: Arc<Asker>,
     counts: Mutex<Counts>,
 }
 
 impl Wrong {
-    /// None yet.
+    /// A counter without requests.
     pub fn new(asker: Arc<Asker>) -> Self {
         Self { asker, counts: Mutex::default() }
     }
 
-    /// Notes one.
+    /// Counts a request with an invalid token.
     pub fn note(self: &Arc<Self>, peer: Peer) {
         let mut counts = lock(&self.counts);
         counts.times = counts.times.saturating_add(1);
@@ -60,7 +61,7 @@ impl Wrong {
         }
     }
 
-    /// Those that are to be told.
+    /// Takes the requests that the supervisor is to be told of.
     fn take(&self) -> Option<(u32, BTreeMap<String, u32>)> {
         let mut counts = lock(&self.counts);
         counts.is_being_told = counts.times > 0;
