@@ -1,10 +1,10 @@
 //! The follower: the agent's second thread. It reads the kernel's messages about memory that maps the pool, or is in
 //! the middle of a fold ([`act::Follower`]).
 //!
-//! **Locks.** The follower takes neither the table's lock nor one of the program's. So whoever waits for it never waits
-//! for long, and may hold the table's lock. A lock of its own says when messages may be read. While the agent's thread
-//! holds that lock, no discard and no fork is acknowledged. The discarding thread has then not begun to discard, and
-//! the forking thread has not gone on.
+//! **Locks.** The follower takes neither the table's lock nor one of the program's. So a thread that waits for the
+//! follower never waits for long, and may hold the table's lock. A lock of its own says when messages may be read.
+//! While the agent's thread holds that lock, no discard and no fork is acknowledged. The discarding thread has then not
+//! begun to discard, and the forking thread has not gone on.
 //!
 //! ```text
 //!   a thread of the program      kernel                 follower                     agent's thread

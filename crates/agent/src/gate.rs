@@ -11,8 +11,9 @@
 //!   code of the gate: lets the lock go and signals in, sets the C library's errno, returns
 //! ```
 //!
-//! A request is asked, taken and answered. The gate's thread stops serving whenever it has taken none, whoever holds the lock. A
-//! request that is asked then is refused by it, or taken back by the thread that asked: never both served and made.
+//! A request is asked, taken and answered. The gate's thread may stop serving whenever it has taken no request, even if
+//! a thread holds the lock. A request that is asked then is refused by it, or taken back by the thread that asked:
+//! never both served and made.
 //!
 //! The gate is two pages: code, and data that the kernel clears for forked children. So the gate of a child is not served, until the
 //! child has an agent, which takes it over. `mremap` concerns the address space and not the calling thread, so another thread

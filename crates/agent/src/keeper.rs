@@ -57,7 +57,7 @@ pub struct Keeper {
     kept: Vec<Follower>,
     /// Children that were handed over, by number, as long as the keeper has not answered.
     asked: Vec<(u32, Follower)>,
-    /// Children that the keeper does not follow, until somebody asks for them.
+    /// Children that the keeper refused or gave back, until the follower takes them over.
     back: Vec<Follower>,
     number: u32,
     /// Whether the keeper was told that it alone is to follow the children that it has, and has not answered.

@@ -142,7 +142,7 @@ enum Restored {
     Yes,
     /// The piece has no anonymous neighbour to join.
     Alone,
-    /// Somebody holds a page of the piece.
+    /// A page of the piece has a reference besides its mapping, so the piece is tried again later.
     Later,
 }
 
@@ -395,12 +395,12 @@ fn replace(
 fn fill(following: &Following, piece: PageRange, copies: PageRange) {
     let (mut at, end) = (piece.start, piece.end());
     while at < end {
-        // While this lock is held, nobody discards between the look at discarded pages and the move.
+        // While this lock is held, no discard is acknowledged between the look at discarded pages and the move.
         let shared = following.hold();
         let rest = PageRange { start: at, pages: end.page() - at.page() };
         let Some(kept) = shared.kept(rest).first().copied() else { return };
         let from = copies.start.add_pages(kept.start.page() - piece.start.page());
-        // SAFETY: the copies are ours. The place is empty, and whoever touches it sleeps.
+        // SAFETY: the copies are ours. The place is empty, and a thread that touches it sleeps.
         let moved = unsafe { following.watch().move_pages(PageRange { start: from, ..kept }, kept.start) };
         at = kept.start.add_pages(moved.pages);
         drop(shared);

@@ -123,8 +123,8 @@ pub enum Kind {
     Either,
 }
 
-/// A file of `/proc`, open in the calling thread's table of descriptors. Hooks open it on threads of the program's, which
-/// the C library's `open` and `close` would end if somebody has asked for that (`pthread_cancel`).
+/// A file of `/proc`, open in the calling thread's table of descriptors. Hooks open it on threads of the program. The C
+/// library's `open` and `close` are cancellation points, and would end a thread that was cancelled (`pthread_cancel`).
 #[derive(Debug)]
 struct File(usize);
 

@@ -1,7 +1,7 @@
-//! Places slots of the pool in a program's memory, such that they are followed from their first moment.
+//! Maps slots of the pool in a program's memory, so that the follower learns of every discard from the first moment on.
 //!
-//! A mapping is followed once it is registered. A discard between mapping and registering would go unseen. Nobody
-//! touches the pages then, but they would read as the pool's bytes ever after. So there are three ways:
+//! A mapping is followed once it is registered with the userfaultfd. A discard between mapping and registering would go
+//! unseen. The discarded pages would then read as the pool's bytes, and not as zeros. So there are three ways:
 //!
 //! ```text
 //!   discards past the hooks were seen, or may come:

@@ -69,7 +69,7 @@ const BUSY: (u32, Duration) = (100, CLOSEST);
 const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
 /// Shortest time between two rounds: 100 ms.
 const CLOSEST: Duration = Duration::from_millis(100);
-/// Longest time between two rounds, whatever share of a processor that takes: 10 s.
+/// Longest time between two rounds, even if the rounds then take more than their share of a processor: 10 s.
 const FURTHEST: Duration = Duration::from_secs(10);
 /// Shortest time between two rounds, as a part of the time since anything changed: 1/8.
 const REST_SHARE: u32 = 8;

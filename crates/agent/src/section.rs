@@ -20,9 +20,9 @@
 //!   Folded; wake everybody; note writes again where pages went back
 //! ```
 //!
-//! Meanwhile the program may discard memory, fork or move mappings, by whatever system call. The kernel tells the
-//! follower (`follow`). A page that was discarded does not go back. A child that was born while pages were out is
-//! given copies of them.
+//! Meanwhile the program may discard memory, fork or move mappings, by any system call. The kernel tells the follower
+//! (`follow`). A page that was discarded does not go back. A child that was forked while pages were out is given copies
+//! of them.
 //!
 //! To map slots, the agent's thread takes the lock of the pool's file. The kernel also holds that lock while it looks
 //! up the mappings of one of the pool's pages, and may lose its processor meanwhile. The thread waits for that before
@@ -99,7 +99,7 @@ pub struct Source<'a> {
 }
 
 impl Section {
-    /// `notes` is a userfaultfd that notes writes, if the kernel has such.
+    /// `notes` is a userfaultfd that notes writes (`UFFD_FEATURE_WP_ASYNC`), if the kernel offers one.
     ///
     /// # Errors
     /// Memory is short.
@@ -266,8 +266,8 @@ impl Section {
 
     /// Compares each page that is out with its slot, or with zeros. Afterwards, `Folded` stands for equality.
     fn judge(&self, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
-        // Asked after the move: whatever was opened before it, and may have begun to write before it, is counted by
-        // then.
+        // The generation is read after the move: it then counts every file that was opened before, and through which a
+        // write may have begun.
         let unpinned = references::generation() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
             let n = n as u64;

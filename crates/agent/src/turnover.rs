@@ -345,8 +345,8 @@ impl Turnover {
             Some(QuietInterval { goes_on: true, .. }) => Worth::Rested,
             quiet => {
                 let old = self.first_old(quiet, now);
-                // The last burst may have filled pages of such an age. They were written before this quiet interval,
-                // and are not old enough to have outlived a burst.
+                // The last burst of writes may have filled pages of this age. They were written before this quiet
+                // interval, and are not old enough to have outlived a burst.
                 let is_of_the_burst =
                     |age| quiet.is_some_and(|quiet| age >= moment(false, Some(quiet.seconds)) && age < old);
                 let is_open = |age| !is_of_the_burst(age) && self.lasts(age).unwrap_or(age >= old);

@@ -23,17 +23,17 @@ use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::Proof;
 
-/// Share of the time that forking probes may take, whatever a worker asks for: 1/50.
+/// Greatest share of the time that forking probes may take, even if a worker asks for more: 1/50.
 const PROBE_SHARE: u32 = 50;
 /// Shortest and longest life of a fork probe, which ends when another one may be forked: 50 ms, 5 s. Meanwhile, each
 /// write of the process to one of its broken pages costs a copy.
 const PROBE_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Time for the prover's answer while writers are kept out: 2 ms.
 const ANSWER_TIME: Duration = Duration::from_millis(2);
-/// Time for the prover's answer while nobody else waits for it: 100 ms.
+/// Time for the prover's answer while no writer waits for it: 100 ms.
 const LATE_TIME: Duration = Duration::from_millis(100);
-/// Time without the prover after it did not answer, which doubles while it stays silent, and longest such time: 1 s,
-/// 64 s.
+/// First and longest pause before the prover is asked again after it did not answer: 1 s, 64 s. The pause doubles while
+/// the prover stays silent.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
 /// Time for which a prover or keeper is left alone that accepts connections and answers nothing.

@@ -1,6 +1,6 @@
 //! `ioctl`, for the sake of the program's own userfaultfd (postcopy migration, snapshots): a mapping has room for one
 //! userfaultfd, and the program's takes precedence. Write-protection works on mappings of the pool as it does on
-//! anonymous memory. It does so whatever features the program asked for: the kernel looks at the mapping only
+//! anonymous memory. It does so with any features that the program asked for: the kernel looks at the mapping only
 //! (`vma_can_userfault`).
 //!
 //! Two requests work on anonymous memory only: being told of missing pages, and moving pages. The agent's thread makes

@@ -55,8 +55,8 @@ pub fn look(dir: i32, path: &CStr) -> Result<Look, Option<i32>> {
     Ok(Look { mode, device: (found.stx_rdev_major, found.stx_rdev_minor), mount })
 }
 
-/// Keeps hold of the file that a path leads to, whatever becomes of the path, and looks at it. Closing this asks no file
-/// system.
+/// Opens (`O_PATH`) and looks at the file that a path leads to. The descriptor stays with this file even if the path
+/// later leads to another one. Closing it asks no file system.
 pub fn keep(path: &CStr) -> Result<(OwnedFd, Look), Errno> {
     let file = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let look = look(file.as_raw_fd(), c"").map_err(|error| Errno::from_raw_os_error(error.unwrap_or(libc::EIO)))?;

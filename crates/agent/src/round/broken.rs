@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 /// Shortest and longest time after which a broken page is looked at again, in seconds.
 pub const AGAIN: (u32, u32) = (2, 128);
 const _: () = assert!(AGAIN.1 <= u8::MAX as u32, "as it is kept for each page");
-/// The longest such time, in seconds, while the time decides which pages are worth folding ([`Change::Some`]).
+/// Longest time after which a broken page is looked at again, in seconds, while the time decides which pages are worth
+/// folding ([`Change::Some`]).
 const BUSY: u32 = 4;
-/// The longest such time, in seconds, while much changes.
+/// Longest time after which a broken page is looked at again, in seconds, while much changes.
 const BUSIEST: u32 = 2;
 
 /// The delay from which on all pages count as equally late, in seconds.

@@ -28,13 +28,13 @@ pub fn scan(
     Ok(common(&found, ranges))
 }
 
-/// Takes the kernel's notes of pages that were written since the last time. Where the program has a userfaultfd of
-/// its own, these notes are the program's, and taking them would take them away. So the table's lock is held, without
-/// which it cannot register one. Only places with such pages are visited: a program may reserve terabytes.
+/// Reads and resets the kernel's notes of written pages. Where the program has a userfaultfd of its own, these notes
+/// are the program's, and must not be reset. So the table's lock is held, without which the program cannot register
+/// memory. Only places with written pages are visited: a program may reserve terabytes.
 pub fn take_written(pagemap: &Pagemap, spans: &[PageRange]) -> host::Result<Vec<PageRange>> {
     let mut taken = Vec::new();
     let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Ok(taken) };
-    // The kernel passes over mappings in which no writes are noted, whatever they hold.
+    // The kernel passes over mappings that are not registered for notes of writes.
     let written = pagemap.written_ranges(first.start, last.end())?;
     for piece in visits(&written) {
         let table = table::lock();

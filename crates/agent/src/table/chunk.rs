@@ -13,8 +13,8 @@
 //!   as if it had never had a short-lived fold
 //! ```
 //!
-//! A page may have rested for so long that a fold would have lasted a minute ([`LASTING_SECONDS`]). A write after such
-//! a rest takes one short-lived fold back: the page was only folded too late, or could be folded again.
+//! A page may have rested for so long that a fold would have lasted a minute ([`LASTING_SECONDS`]). A write after that
+//! rest takes one short-lived fold back: the page was only folded too late, or could be folded again.
 
 use super::bits::{Bits, CHUNK_PAGES};
 use crate::turnover::{ByMoment, LIFE, MOMENTS, REST, Worth, moment};
@@ -53,7 +53,7 @@ pub struct Chunk {
     pub broken: Bits,
     /// Pages that map `slots`.
     pub mapped: Bits,
-    /// See [`AtHome`]; `None`: no such pages.
+    /// Pages at home (see [`AtHome`]); `None` if the chunk has none.
     at_home: Option<Box<AtHome>>,
     slots: [u32; CHUNK_PAGES as usize],
     /// Number of windows for which a write still makes a page's fold short-lived, in binary: the lowest bits first.
