@@ -1,8 +1,8 @@
 //! Addresses for mappings that this process makes for itself while a program runs in it.
 //!
 //! A program may unmap memory and count on nobody else mapping anything there, as long as it has one thread. It may map
-//! something over that place later (`MAP_FIXED`), or see whether it is free (`mincore`). The kernel would give just such a
-//! place to the next mapping. So our own mappings lie far below all others, one behind the other:
+//! something over that place later (`MAP_FIXED`), or see whether it is free (`mincore`). The kernel would give just
+//! this place to the next mapping. So our own mappings lie far below all others, one behind the other:
 //!
 //! ```text
 //!   ours -->                                        <-- the kernel's choice for the program

@@ -79,8 +79,8 @@ pub struct Follower {
     put_off: Option<PageSet>,
     /// Whether an agent in the child may have claimed the userfaultfd.
     may_be_claimed: bool,
-    /// Memory of this process's own that shows a template again when it is discarded. Each range has the address of a copy of the
-    /// template. No child gets such memory.
+    /// Memory of this process's own that shows a template again when it is discarded. Each range has the address of a
+    /// copy of the template. No child inherits these ranges.
     homes: Vec<(PageRange, HostVirt)>,
 }
 
@@ -241,8 +241,8 @@ impl Follower {
         self.entry = None;
     }
 
-    /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: somebody else may be about to
-    /// give these pages to the child.
+    /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: the parent's agent may be
+    /// about to copy these pages to the child.
     pub fn put_off_missing(&mut self) {
         self.put_off.get_or_insert_with(PageSet::new);
     }
@@ -317,7 +317,8 @@ impl Follower {
         self.being_placed = None;
     }
 
-    /// Whether no discard is pending, and none became zeros lately, so that somebody without these records may follow.
+    /// Whether no discard is pending, and none became zeros lately. Then another process may follow the memory without
+    /// these records.
     pub fn is_at_rest(&self) -> bool {
         self.discarded.is_empty() && self.lately_since.is_none() && !self.is_partial
     }

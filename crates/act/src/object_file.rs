@@ -65,7 +65,7 @@ mod tests {
         let mut other = bytes.clone();
         other[20 * PAGE_BYTES + 1] ^= 1;
         assert!(!is_sealed_object(&file, &other).unwrap());
-        // One that can still be written is no object, whatever it holds.
+        // A file that can still be written is no object, even with the right bytes.
         let open = memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         write(&open, &bytes).unwrap();
         assert!(is_sealed_object(&open, &bytes).is_err());

@@ -4,8 +4,8 @@
 //! A thread that touches a page out of reach, or writes a protected one, sleeps. It is woken by [`Userfault::wake`], by
 //! [`Userfault::unregister`] or by a call that places the page, and then tries again.
 //!
-//! Of *followed* memory the kernel also sends messages ([`Userfault::next_message`]) about discards, moves and forks,
-//! by whatever thread and system call they are made.
+//! For *followed* memory, the kernel also sends messages ([`Userfault::next_message`]) about discards, moves and forks,
+//! by any thread and system call.
 //!
 //! | event | message comes | the thread that caused it |
 //! |---|---|---|
@@ -214,7 +214,8 @@ impl Userfault {
         Ok(claim)
     }
 
-    /// Whether somebody has claimed the userfaultfd. If the kernel does not answer, it counts as claimed.
+    /// Whether a process has [claimed](Userfault::claim) the userfaultfd. If the kernel does not answer, it counts as
+    /// claimed.
     pub fn is_claimed(&self) -> bool {
         lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
     }
@@ -225,7 +226,7 @@ impl Userfault {
         let _ = rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK);
     }
 
-    /// Whether somebody has [begun](Userfault::begin) the userfaultfd (`UFFDIO_API`).
+    /// Whether a process has [begun](Userfault::begin) the userfaultfd (`UFFDIO_API`).
     pub fn is_begun(&self) -> bool {
         let page = PageRange { start: HostVirt(1 << 16), pages: 1 };
         self.protect(page, false) != Err(Errno::INVAL)
