@@ -145,8 +145,8 @@ mod tests {
         (memory, range)
     }
 
-    /// Of four fresh pages, the most that were on a list before such an emptying, and after it. It is made on the processor that wrote
-    /// the pages, or on another one.
+    /// The most of four fresh pages that were on a list before `empty_lists`, and after it. The lists are emptied on
+    /// the processor that wrote the pages, or (`is_apart`) on another one.
     fn most_listed(is_apart: bool, empty_lists: impl Fn() -> rustix::io::Result<()>) -> (usize, usize) {
         let mut counts = ReferenceCounts::open().unwrap();
         let allowed = sched_getaffinity(None).unwrap();
@@ -181,7 +181,7 @@ mod tests {
             eprintln!("skipped: reference counts are shown to root only");
             return;
         }
-        // As whoever started the service may have said.
+        // The service may have been started with huge pages disabled.
         disable_transparent_huge_pages(true).unwrap();
         let drain = Drain::new().unwrap();
         let most = most_listed(true, || drain.room.ask_for_huge_page());

@@ -3,7 +3,7 @@
 //! A child may discard memory that maps its group's pool, and has to read zeros there afterwards. In a child that was
 //! forked by a bare system call, no agent sees to that. The kernel reports discards through a userfaultfd of the child,
 //! which the parent's agent gets at the fork and hands to the keeper. The keeper reads it as long as the child lives,
-//! whatever happens to the parent and the supervisor.
+//! even after the parent and the supervisor have ended.
 //!
 //! The keeper needs to know nothing of the child: it makes discarded pages zeros at once, and all others are the
 //! file's.

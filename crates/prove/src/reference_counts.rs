@@ -28,10 +28,10 @@
 //! 2. A first program follows the pointers from the current task to these, which gives the array's address.
 //! 3. The address is tried: a page that is lent n times must count n more than when it is given back.
 //!
-//! Only kernels with one such array are supported (`SPARSEMEM_VMEMMAP`), which their types tell.
+//! Only kernels with one array of all `struct page` are supported (`SPARSEMEM_VMEMMAP`), which their types tell.
 //!
-//! The second program stays loaded. It reads within that array and nowhere else, whatever it is asked. Loading takes
-//! root (`CAP_BPF` and `CAP_PERFMON`); running a loaded program takes nothing but the descriptor.
+//! The second program stays loaded. It reads within that array and nowhere else, for any question. Loading takes root
+//! (`CAP_BPF` and `CAP_PERFMON`); running a loaded program takes nothing but the descriptor.
 //!
 //! # The meaning of an answer
 //!
