@@ -82,7 +82,7 @@ os._exit(0)
         assert!(!is_abandoned(pid, &own));
         assert!(is_abandoned(pid, &[own[0], number(subject.leader())]));
         subject.tell_to_end();
-        // All of them are there, until somebody asks how it ended.
+        // All threads stay listed until their end is waited for.
         wait_for("it has ended", || is_abandoned(pid, &own));
     }
 }

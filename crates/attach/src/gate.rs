@@ -259,7 +259,7 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
     for leadable @ Leadable { function, begin, .. } in found {
         let mut replaced = [0; JUMP_BYTES];
         memory.read_exact_at(&mut replaced, function.start)?;
-        // The function is led to a gate already, or somebody else has changed it; or the process has executed another
+        // The function leads to a gate already, or other code was put there. Or the process has executed another
         // program since the look.
         let is_led = replaced.starts_with(&JUMP) || gate_of(&memory, function.start, &replaced).is_some();
         if is_led || replaced != *begin || function.bytes < JUMP_BYTES as u64 {

@@ -100,7 +100,7 @@ pub struct Serving {
     place: Place,
     /// A gate that calls are still to be led to. Nothing is folded until then.
     gate: Option<Gate>,
-    /// Time of the next question whether the agent may leave; `None` if nobody wants it to leave.
+    /// Time of the next question whether the agent may leave; `None` if it is not asked to leave.
     leave: Option<Instant>,
     began: Instant,
     children: Children,

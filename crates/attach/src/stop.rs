@@ -154,7 +154,7 @@ impl Stopped {
         Ok(())
     }
 
-    /// Takes the thread that this thread has made since it was taken back. Nobody else knows of that thread.
+    /// Takes the id of the thread that this thread has made since it was taken back. It is recorded nowhere else.
     pub const fn made(&mut self) -> Option<Pid> {
         self.made.take()
     }
