@@ -66,7 +66,7 @@ pub struct Sighting {
     pub ram_bytes: u64,
     /// The size that it was told to have.
     pub target_bytes: Option<u64>,
-    /// Its size by its driver; `None` if nobody answers.
+    /// The guest's size by its balloon driver, in bytes; `None` if its QEMU does not answer.
     pub actual_bytes: Option<u64>,
     /// RAM in frames of the host.
     pub resident_bytes: u64,

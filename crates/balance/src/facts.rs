@@ -37,7 +37,7 @@ pub struct HostFacts {
     pub total_bytes: u64,
     /// `MemAvailable`.
     pub available_bytes: u64,
-    /// Speed at which available memory was seen to fall last, in bytes a second; 0 where nobody watches it.
+    /// Speed at which available memory last fell, in bytes a second; 0 if it was not measured.
     pub falling_bytes_per_s: u64,
     /// Memory that is never lent: the reserve for other programs, and the kernel's high watermarks.
     pub floor_bytes: u64,
@@ -90,7 +90,7 @@ pub struct GuestFacts {
     pub group: String,
     /// RAM without a balloon.
     pub ram_bytes: u64,
-    /// Size that it keeps, whatever happens.
+    /// Size that balancing never takes from the guest.
     pub guaranteed_bytes: u64,
     /// Its size, by its balloon driver.
     pub actual_bytes: u64,

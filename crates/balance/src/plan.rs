@@ -34,7 +34,7 @@ pub struct Step {
     /// For a guest that shrinks: memory that the host is expected to get. For a guest that grows: memory that it may
     /// take.
     pub expected_bytes: u64,
-    /// Whether the guest grows to its guarantee, which it gets whatever others do.
+    /// Whether the guest grows to its guarantee, which it gets even if others do not shrink.
     pub is_owed: bool,
     /// The reason.
     pub reason: String,

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// Memory that can be lent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Budget {
-    /// Memory that nobody has, and that no guest may take. Where it is negative, more was lent than there is.
+    /// Memory that no guest has, or may take as its loan or guarantee. Negative if more was lent than there is.
     pub spare_bytes: i64,
     /// Loans of guests whose size can be changed.
     pub lent_bytes: u64,
