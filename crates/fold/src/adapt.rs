@@ -26,7 +26,7 @@ pub const FIRST: u32 = 4096;
 pub const LOWEST: u32 = 256;
 /// Highest rate, in pages a second: 1,048,576, or 4 GiB a second.
 pub const HIGHEST: u32 = 1 << 20;
-/// Part of a processor that delays nobody much: 1/100.
+/// Part of a processor that delays no other task much: 1/100.
 const LITTLE: f64 = 0.01;
 /// Part of time with some task waiting for a processor from which on others are delayed, in percent.
 const CROWDED_PERCENT: f64 = 10.0;

@@ -36,8 +36,8 @@ use wire::prove::{Kind, PROVE_PAGES, PROVE_RANGES, Proof};
 const AHEAD: u64 = 1 << 14;
 /// Time between two questions: 250 ms. After a question of the largest size, the next one follows at once.
 const ASK_TIME: Duration = Duration::from_millis(250);
-/// Time before the prover is asked again about slots that somebody held: 1 s. The kernel itself holds pages for a moment
-/// that were just unmapped.
+/// Time before the prover is asked again about slots whose frame had further references: 1 s. The kernel itself holds
+/// pages for a moment after they are unmapped.
 const AGAIN_TIME: Duration = Duration::from_secs(1);
 /// Longest wait for an answer: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -54,16 +54,16 @@ struct Asked {
     since: Instant,
 }
 
-/// See the module.
+/// The slots that are to be proven, and the connection to the prover.
 #[derive(Debug)]
 pub struct Proofs {
-    /// The prover's socket. Nobody listens there where the service has none.
+    /// Path of the prover's socket. If the service has no prover, connecting fails.
     path: PathBuf,
     prover: Option<Prover>,
     asked: Option<Asked>,
     /// The moment of the next question.
     ask_at: Instant,
-    /// The moment when slots are asked about again that somebody held.
+    /// The moment when the prover is asked again about slots that were held.
     again_at: Instant,
     /// Time of the last connection to the prover.
     connected_at: Instant,

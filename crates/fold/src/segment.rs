@@ -48,14 +48,14 @@ const fn sharers(references: u32) -> Option<usize> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SlotState {
-    /// Nobody needs its bytes.
+    /// The slot is free: nothing needs its bytes.
     #[default]
     Free,
-    /// It was taken for a content, and the worker waits for the bytes.
+    /// The slot was taken for a content, and the worker waits for the bytes.
     Pending,
-    /// It holds its content.
+    /// The slot holds its content.
     Live,
-    /// Its bytes did not come, and it is still held.
+    /// The slot's bytes did not come, and the slot still has a hold.
     Failed,
 }
 
@@ -68,10 +68,10 @@ pub enum Memory {
     Inherited(InheritedSegment),
 }
 
-/// See the module.
+/// A segment of the pool: its memory, and the account of its slots.
 #[derive(Debug)]
 pub struct Segment {
-    /// The memory behind it.
+    /// The memory behind the segment.
     pub memory: Memory,
     /// The read-only file that members and supervisor are given.
     pub file: Rc<OwnedFd>,
@@ -89,7 +89,7 @@ pub struct Segment {
     freed: Extents,
     /// Slots that are free and may still be read.
     unproven: Extents,
-    /// Unproven slots that somebody held when the prover was asked.
+    /// Unproven slots whose frame was still referenced when the prover was asked.
     refused: Vec<u32>,
     /// The first slot of those that were never taken: all slots behind it are untaken, too.
     untaken: u32,
