@@ -191,7 +191,8 @@ fn vm(process: &Process, is_named: bool) -> Option<Guest> {
     Some(guest)
 }
 
-/// Whether nobody but the process's owner says that it runs a VM of this host.
+/// Whether only the process's owner says that it runs a VM of this host. The owner is then an ordinary user, and the
+/// host did not place the process.
 fn is_strangers(process: &Process, makers: &mut CgroupMakers) -> bool {
     !is_own_or_roots(process.uid) && !is_placed_by_host(&makers.given_by_root(&process.cgroups))
 }

@@ -93,7 +93,7 @@ pub struct Facts {
     pub uid: u32,
     /// Start of its first process, in clock ticks after boot.
     pub start_ticks: u64,
-    /// Whether nobody but an ordinary user says that this is a VM of this host: `find.rs`.
+    /// Whether only an ordinary user says that this is a VM of this host: see `find.rs`.
     pub is_strangers: bool,
     /// Control group of its first process; `/` if that is in no group below the root.
     pub cgroup: String,
