@@ -61,7 +61,7 @@ impl CgroupMakers {
         })
     }
 
-    /// Forgets what is known of paths. A path that is used again may belong to somebody else.
+    /// Forgets what is known of paths. A path that is used again may have another maker.
     pub fn look_anew(&mut self) {
         self.known.clear();
     }

@@ -1,4 +1,4 @@
-//! Files that somebody else sent, and closing them.
+//! Files that another process sent (`SCM_RIGHTS`), and closing them.
 //!
 //! Closing a file may wait for as long as its sender likes. The server of a FUSE file system need not answer, and a peer
 //! need not take what was sent to it (`SO_LINGER`). Closing a socket in which such files wait to be received waits too.
@@ -20,7 +20,7 @@ struct Closing {
 
 static CLOSING: Mutex<Closing> = Mutex::new(Closing { files: Vec::new(), threads: 0 });
 
-/// A file that somebody else sent. Dropping it does not wait: another thread closes it.
+/// A file that another process sent. Dropping it does not wait: another thread closes it.
 #[derive(Debug)]
 pub struct ForeignFile(Option<OwnedFd>);
 

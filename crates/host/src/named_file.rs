@@ -12,7 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use std::io;
 use std::path::{Component, Path};
 
-/// File systems that ask nobody.
+/// Local file systems: an access asks no server and no other process.
 const LOCAL: [&str; 12] =
     ["bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "rootfs", "squashfs", "tmpfs", "xfs"];
 

@@ -116,7 +116,7 @@ impl Pagemap {
     /// Opens the pagemap of a process.
     ///
     /// # Errors
-    /// The process is gone, or belongs to somebody else.
+    /// The process is gone, or belongs to another user.
     pub fn open(pid: u32) -> Result<Self> {
         let path = proc_file(pid, "pagemap");
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;

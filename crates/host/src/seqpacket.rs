@@ -100,8 +100,8 @@ impl Seqpacket {
         Ok((one.into(), other.into()))
     }
 
-    /// A connection to somebody who is not trusted, made elsewhere and handed on. Where the kernel may have files for
-    /// it, another thread closes it.
+    /// A connection to an untrusted peer, made by another process and handed on. If the peer may have sent files by it
+    /// (`SCM_RIGHTS`), another thread closes it.
     pub fn from_stranger(socket: OwnedFd) -> Self {
         let refuses_files = passes_rights(&socket) == Some(false);
         let socket = if refuses_files { Closed::Here(socket) } else { Closed::Elsewhere(socket.into()) };

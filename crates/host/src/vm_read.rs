@@ -41,7 +41,7 @@ impl ProcessMemory {
     /// Opens the memory of process `pid`.
     ///
     /// # Errors
-    /// The process is gone, or belongs to somebody else.
+    /// The process is gone, or belongs to another user.
     pub fn open(pid: u32) -> Result<Self> {
         let thread = thread_with_memory(pid);
         let path = file_of(pid, thread, "mem");
