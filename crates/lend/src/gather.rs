@@ -289,7 +289,7 @@ struct Told {
     device: Device,
 }
 
-/// The answer of a guest's QEMU; `None` if nobody answers.
+/// The answer of a guest's QEMU; `None` if QEMU does not answer.
 type Answer = Option<Told>;
 
 /// Asks a guest's balloon; `None` if it has none.

@@ -1,4 +1,4 @@
-//! Guests that stand still until somebody wakes them, with as little memory as may be.
+//! Parked guests: they stand still, with as little memory as possible, until a command or a program wakes them.
 //!
 //! ```text
 //!   noted in DIR/parked, with its parker --> stands still --> equal pages are folded --> private pages are written to swap
@@ -11,11 +11,12 @@
 //! |---|---|
 //! | the guest is woken | it goes on --> the note is removed --> a clone's helper sets its clock |
 //! | its parker fails before the end, or is interrupted | the parker wakes it |
-//! | its parker is killed before the end | whoever looks at the notes next wakes it. Balancers do each round |
+//! | its parker is killed before the end | the next command that reads the notes wakes it. Balancers read them each round |
 //! | a program that has woken it uses it | it is not parked again while that runs (awake.rs) |
 //!
-//! The note comes first, and nobody else reads or changes notes until the guest stands still. So there is a note of each guest that
-//! stands still. The kernel decides who may park a guest: it takes the right to send its process signals, or to connect to its QMP socket.
+//! The note is written first, and its lock is held until the guest stands still. So there is a note of each guest that
+//! stands still. The kernel decides who may park a guest: it takes the right to send its process signals, or to connect
+//! to its QMP socket.
 
 use crate::balloon::Balloon;
 use crate::hold::{self, Target};
@@ -56,7 +57,7 @@ pub struct Parked {
     parker: Option<ProcessId>,
 }
 
-/// Notes of parked guests, which nobody else reads or changes meanwhile.
+/// The locked notes of parked guests: while this value lives, no other process reads or changes them.
 #[derive(Debug)]
 pub struct Parking {
     pub(crate) service: PathBuf,
@@ -121,7 +122,7 @@ impl Parking {
         }
     }
 
-    /// Notes that a guest is parked until somebody wakes it.
+    /// Notes that a guest is parked until a command wakes it.
     ///
     /// # Errors
     /// The note cannot be written, or the guest was woken meanwhile.
@@ -238,8 +239,8 @@ fn target_of(guest: &Guest) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// The process of a program that runs. A process that somebody else has stopped is refused, and so is one under a
-/// debugger, which would notice the stop.
+/// The running process of a program. A process that is already stopped is refused, and so is one under a debugger,
+/// which would notice the stop.
 fn running_process_of(guest: &Guest) -> anyhow::Result<ProcessId> {
     let pid = guest.pids.first().copied().context("a guest without a process")?;
     let process = ProcessId { pid, start_ticks: guest.facts.start_ticks };

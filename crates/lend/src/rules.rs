@@ -88,8 +88,8 @@ impl Rules {
     }
 }
 
-/// Memory that is never lent where nobody says how much: 1/20 of all, and 1 GiB at most. It is more where guests may write more than that
-/// in a break storm, before they stand still.
+/// Memory that is never lent if no `--floor` is given, in bytes: 1/20 of all, and 1 GiB at most. It is more where
+/// guests may write more than that in a break storm, before they stand still.
 pub fn usual_floor_bytes(total_bytes: u64, guests: &[GuestFacts]) -> u64 {
     let written = guests.iter().map(|guest| guest.folded_bytes.min(STORM_BYTES)).fold(0, u64::saturating_add);
     (total_bytes / RESERVED_PART).min(MOST_RESERVED).max(written)
