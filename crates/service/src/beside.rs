@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each command asks this service as any client does. Its standard input is a pipe of the supervisor's: the command
-//! ends when the pipe closes. At whatever point the balancing command ends, each guest has a size that a plan allowed.
-//! Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
+//! ends when the pipe closes. The balancing command may end at any point: each guest then has a size that a plan
+//! allowed. Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
 
 use super::backoff::Backoff;
 use super::helper;

@@ -45,7 +45,7 @@ pub struct State {
     /// Rules that were added on the fly.
     #[serde(default)]
     pub rules: Vec<Rule>,
-    /// Processes that somebody has detached: no rule attaches them again.
+    /// Processes that a user has detached: no rule attaches them again.
     #[serde(default)]
     detached: Vec<ProcessId>,
     #[serde(skip)]
@@ -261,20 +261,20 @@ impl State {
         self.changed = true;
     }
 
-    /// Notes that somebody has detached a process, so that no rule attaches it, or that somebody has attached it again.
+    /// Notes that a user has detached a process, so that no rule attaches it, or that a user has attached it again.
     pub fn set_detached(&mut self, process: ProcessId, detached: bool) {
         self.detached.retain(|other| *other != process);
         self.detached.extend(detached.then_some(process));
         self.changed = true;
     }
 
-    /// Whether somebody has detached a process, so that no rule attaches it.
+    /// Whether a user has detached a process, so that no rule attaches it.
     pub fn is_detached(&self, process: ProcessId) -> bool {
         self.detached.contains(&process)
     }
 
-    /// Like [`Self::forget_dead`], for every second. A pid that nobody has is noticed at once; others are compared in turns:
-    /// all within [`TURNS`] calls.
+    /// Like [`Self::forget_dead`], called every second. A pid that no process has is noticed at once. Start times of
+    /// the others are compared in turns: all within [`TURNS`] calls.
     pub fn forget_some_dead(&mut self) {
         self.turn = self.turn.wrapping_add(1) % TURNS;
         let (turn, before) = (self.turn, self.members.len());

@@ -58,7 +58,7 @@ pub struct Options {
     pub private: bool,
     /// Whether its workers end with it.
     pub stop_workers: bool,
-    /// Whether the process that carries out the service's rules is started by somebody else.
+    /// Whether another program, not the supervisor, starts the process that carries out the enrol rules.
     pub enrol_apart: bool,
     /// Time without members after which a group's worker ends, and a private service.
     pub linger: Duration,

@@ -7,8 +7,8 @@
 //! | it is no file of another group's pool or templates | no frame is mapped by two groups |
 //!
 //! A worker cannot load a template. A template that only a worker knows, after a supervisor was killed, has no name, so
-//! nobody is given it. The slots of a template are never filled again. So a member that lies about mapping one claims
-//! savings that are not there, and no more.
+//! no member is given it. The slots of a template are never filled again. So a member that lies about mapping one
+//! claims savings that are not there, and no more.
 //!
 //! A worker is told of a template before any member that comes later, and keeps it until the last one that maps it is gone.
 

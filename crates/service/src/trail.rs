@@ -6,9 +6,10 @@
 //!                      the change is made --> its line is written --the disk is full--> it waits, and is written later
 //! ```
 //!
-//! No line is left out, and none is merged with another. Nobody fills the journal until lines of others go: a user has
-//! [`MOST_AN_HOUR`] lines an hour, and so has the bearer of a token. Root and the service's own user have no bound. While lines wait
-//! that cannot be written, others change nothing; these two do, until [`MOST_WAITING`] wait: a full disk must not keep folding on.
+//! No line is left out, and none is merged with another. No user can fill the journal until lines of others are
+//! dropped. A user has [`MOST_AN_HOUR`] lines an hour, and so has the bearer of a token. Root and the service's own
+//! user have no bound. While lines wait that cannot be written, others change nothing; these two do, until
+//! [`MOST_WAITING`] wait: a full disk must not keep folding on.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -92,7 +93,7 @@ impl Trail {
         Self { journal, waiting: VecDeque::new(), problem: None, counted: BTreeMap::new() }
     }
 
-    /// Reserves a line for a change that somebody is about to make.
+    /// Reserves a line of the caller's hourly number for a change that the caller is about to make.
     ///
     /// # Errors
     /// No line can be reserved. The text says why.
