@@ -11,9 +11,9 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time after which the request is sent again, with the host's time as it is then: 2 s. It doubles each time, up to 8 s. While a guest
-/// boots, nobody reads it. On a busy host, the clock may be out of bounds when the answer arrives. Requests that are sent faster than a
-/// guest makes its repairs would all be answered too late.
+/// Time after which the request is sent again, with the host's time as it is then: 2 s. It doubles each time, up to 8
+/// s. While a guest boots, its helper does not read yet. On a busy host, the clock may be out of bounds when the answer
+/// arrives. Requests that are sent faster than a guest makes its repairs would all be answered too late.
 const AGAIN: Duration = Duration::from_secs(2);
 const AGAIN_MAX: Duration = Duration::from_secs(8);
 /// Longest wait for the clock to be right after several requests: 2 s.

@@ -14,7 +14,8 @@
 //! - A template belongs to a group, and other groups cannot clone it. Two groups that make templates of one image have no page
 //!   frame in common.
 //! - Where a service serves the group, the memory file is a segment of its pool, and each clone is a member (`folding.rs`).
-//! - Somebody else may start a clone's machine, by a script that `snippet.rs` writes. It is handed out in the same way (`clones/awaited.rs`).
+//! - Another program may start a clone's machine, by a script that `snippet.rs` writes. The clone is handed out in the
+//!   same way (`clones/awaited.rs`).
 //! - A clone is in a record before its QEMU is started (`record.rs`). The next command that looks at clones ends those whose
 //!   starter was killed.
 #![forbid(unsafe_code)]

@@ -58,7 +58,7 @@ pub struct Record {
     /// The directory of the service that folds it; `None` where none does.
     #[serde(default)]
     pub service: Option<PathBuf>,
-    /// Whether somebody else starts its machine: see `clones/awaited.rs`.
+    /// Whether another program (libvirt, Proxmox VE, a script) starts the clone's QEMU: see `clones/awaited.rs`.
     #[serde(default)]
     pub started_elsewhere: bool,
     /// The process that writes it to a file, and has stopped it meanwhile.
