@@ -50,7 +50,7 @@ fn overlap(one: PageRange, other: PageRange) -> bool {
     one.start < other.end() && other.start < one.end()
 }
 
-/// See the module.
+/// The enrolment of a process without hooks, and the time when its mappings are read next.
 pub struct Enrolment {
     due: Instant,
     /// The last look, the pause after it, and what it found, as a hash.

@@ -62,7 +62,7 @@ pub fn wait() {
     }
 }
 
-/// See the module's story.
+/// The cost of this process's forks, and the rests in which nothing is folded because of it.
 pub struct Forks {
     spent: Duration,
     /// Time of the last call of [`Forks::add`], and last time at which `spent` was 0.

@@ -16,7 +16,7 @@ struct Wait {
     time: Duration,
 }
 
-/// See the module's story.
+/// Waits of pages that could not be folded, by page number.
 #[derive(Default)]
 pub struct Patience(BTreeMap<u64, Wait>);
 

@@ -13,7 +13,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 /// `MPOL_F_ADDR`: asks for the policy of the mapping at an address.
 const OF_ADDRESS: usize = 2;
 
-/// See the module.
+/// The NUMA policies of mappings, read from the kernel's list if `get_mempolicy` is forbidden.
 #[derive(Debug, Default)]
 pub struct Policies(Option<Plain>);
 

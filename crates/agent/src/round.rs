@@ -60,12 +60,12 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::Outcome;
 
-/// Share of a processor for rounds and their faults, and shortest time between two rounds: 1/400, 100 ms. It holds
-/// while little changes, or much does for long.
+/// Share of a processor for rounds and their faults, and shortest time between two rounds: 1/400, 100 ms. Used while
+/// few pages change, or many have changed for long.
 const QUIET: (u32, Duration) = (400, CLOSEST);
-/// The same while pages are to be folded soon after they were written: 1/100, 100 ms.
+/// Share and shortest time while pages are to be folded soon after they were written: 1/100, 100 ms.
 const BUSY: (u32, Duration) = (100, CLOSEST);
-/// The same while much changes: 1/25, 1 s.
+/// Share and shortest time while many pages change: 1/25, 1 s.
 const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
 /// Shortest time between two rounds: 100 ms.
 const CLOSEST: Duration = Duration::from_millis(100);
@@ -106,7 +106,7 @@ pub struct Rested {
     pub kind: Kind,
 }
 
-/// See the module's story.
+/// The rounds of this member: the pages to look at, and the time of the next round.
 pub struct Rounds {
     notes_writes: bool,
     next: Instant,

@@ -85,7 +85,7 @@ pub struct Counts {
     pub broken: u64,
 }
 
-/// See the module's story.
+/// The table of enrolled memory of this process.
 #[derive(Debug)]
 pub struct Table {
     extents: Extents,

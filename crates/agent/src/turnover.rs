@@ -199,7 +199,7 @@ impl Folds {
     pub const NONE: Self = Self { made: [0; MOMENTS], short: [0; MOMENTS] };
 }
 
-/// See the module.
+/// How fast the member's memory changes: its bursts, its quiet intervals, and its short-lived folds.
 #[derive(Debug)]
 pub struct Turnover {
     /// Pages that have changed in the current step.

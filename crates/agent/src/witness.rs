@@ -1,4 +1,5 @@
-//! Whether anybody else may write a page that writers are kept out of.
+//! Whether a page that writers are kept out of (userfaultfd write protection) may still be written through a reference,
+//! such as a pin.
 //!
 //! A page that shows a file needs no witness: it is read-only, and nobody can hold it for writing. For others there are two
 //! witnesses.
@@ -61,7 +62,7 @@ impl Silence {
     }
 }
 
-/// See the module.
+/// The witness of this process: a connection to the service's prover, or fork probes.
 pub struct Witness {
     /// Where the prover listens, if there is one.
     prover: PathBuf,
@@ -207,7 +208,7 @@ impl Witness {
         self.ask_within(pagemap, ranges, ANSWER_TIME)
     }
 
-    /// The same, with this time for the prover's answer.
+    /// Like [`Witness::ask`], with `time` for the prover's answer.
     pub fn ask_within(
         &mut self,
         pagemap: &Pagemap,
