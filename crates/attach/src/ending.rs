@@ -1,4 +1,4 @@
-//! Threads of ours in a process, that end because what was begun there has failed.
+//! Threads that this program has made in another process, and ends because the attachment has failed.
 //!
 //! ```text
 //!   at the end of a call of ours, or somewhere else: asked to stop
@@ -7,7 +7,7 @@
 //!   what it is to do before, such as munmap of what was mapped for it --> exit
 //! ```
 //!
-//! A frozen process does neither until it is thawed: somebody has to look until then.
+//! A frozen process does neither until it is thawed. Until then, this program has to look at it again and again.
 
 use crate::remote;
 use crate::rescue::Ours;
@@ -23,7 +23,7 @@ pub const fn unmapping(start: u64, bytes: u64) -> Order {
     (libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])
 }
 
-/// See the module.
+/// A thread of ours in a process, which makes its last calls and then ends.
 #[derive(Debug)]
 pub struct Ending {
     tracee: Tracee,

@@ -1,8 +1,9 @@
-//! Memory of another process, of which nothing is read that could wait for a user.
+//! Memory of another process. Nothing is read for which the reader could have to wait for a user's program.
 //!
-//! A page of a file comes from the file when it is touched. The server of a file (FUSE, a network file system) need not answer. So a page
-//! is read if it is memory, if its file is local ([`LocalFiles`]), or if it is there: its page table says so. A process that
-//! changes that in the same microseconds keeps its reader waiting. Nobody waits for that reader without a limit (`enrol::attach`).
+//! A page of a file comes from the file when it is touched. The server of a file (FUSE, a network file system) need not
+//! answer. So a page is read only if it has no file, if its file is local ([`LocalFiles`]), or if the page table shows
+//! it present. A process that changes this in the same microseconds keeps its reader waiting. Callers wait for this
+//! program with a time limit (`enrol::attach`).
 
 use host::{LocalFiles, Mapping, Pagemap, PagemapEntry};
 use page::{HostVirt, PAGE_BYTES};
@@ -10,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// See the module.
+/// Memory of another process, read without waiting for a file's server or a userfaultfd.
 #[derive(Debug)]
 pub struct Memory {
     file: File,

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// `PIDFD_THREAD`: the descriptor is one thread's, which need not be the first.
 const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 
-/// See the module.
+/// A process whose threads are stopped, and its memory.
 #[derive(Debug)]
 pub struct Program {
     /// The process.

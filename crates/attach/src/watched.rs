@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use std::time::Instant;
 
-/// See the module.
+/// A thread that has begun a system call again, and stays traced until the call has ended.
 #[derive(Debug)]
 pub struct Watched {
     tracee: Tracee,
