@@ -42,7 +42,7 @@ const MOST_ASKED: usize = 8192;
 /// Numbers of pages by the reason why they are not folded.
 pub type ByReason = BTreeMap<&'static str, u64>;
 
-/// See the module. Numbers are of frames, but where names say bytes.
+/// The account of all frames of guests and pool at one moment. Numbers are of frames, unless the name says bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frames {
     /// Frames that the guests and the pool take.
