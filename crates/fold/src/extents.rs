@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the module.
+/// The free places of a segment, as extents.
 #[derive(Debug, Default)]
 pub struct Extents {
     by_start: BTreeMap<u32, u32>,

@@ -32,7 +32,7 @@ impl Wait {
     }
 }
 
-/// See the module.
+/// The short-lived contents of a group, and how long each of them gets no slot.
 #[derive(Debug, Default)]
 pub struct Fleeting {
     waits: HashMap<u64, Wait>,

@@ -53,7 +53,7 @@ pub enum Clearing {
     Renewal,
 }
 
-/// See the module.
+/// A group in its worker.
 #[derive(Debug)]
 pub struct Group {
     /// The table of pages, and the plan for them.

@@ -72,7 +72,7 @@ pub trait Keys {
     fn key(&self, entry: Entry) -> Key;
 }
 
-/// See the module.
+/// The content index of a group.
 #[derive(Debug)]
 pub struct Index {
     shards: Vec<HashTable<u32>>,

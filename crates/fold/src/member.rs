@@ -143,7 +143,7 @@ impl Again {
     }
 }
 
-/// See the module.
+/// A member's connection, and the worker's records of the member.
 #[derive(Debug)]
 pub struct Member {
     /// Its number in the plan.

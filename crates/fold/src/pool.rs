@@ -40,7 +40,7 @@ const LONG_ENOUGH: u32 = 16;
 /// sooner costs each of its members a mapping, 256 bytes. An idle slot costs a page.
 const SCATTERED_PART: u64 = 32;
 
-/// See the module.
+/// The pool of a group.
 #[derive(Debug)]
 pub struct Pool {
     group: String,

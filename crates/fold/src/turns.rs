@@ -26,7 +26,7 @@ const HALF_LIFE: Duration = Duration::from_secs(10);
 /// Time for members that go first, as a multiple of the time for the others: 32.
 const PRICE: u32 = 32;
 
-/// See the module.
+/// The members' turns: by them the worker chooses the member whose messages it handles next.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
     /// Processor time that members which go first have taken while others waited, since one of the others was last

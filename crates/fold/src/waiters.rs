@@ -12,7 +12,7 @@ struct Entry {
     more: Vec<PageRef>,
 }
 
-/// See the module.
+/// Pages that wait for slots to be filled, by the slot's ticket.
 #[derive(Debug, Default)]
 pub struct Waiters {
     entries: Vec<Entry>,
