@@ -22,7 +22,7 @@ use linux_raw_sys::auxvec::{AT_EUID, AT_UID};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// See the module.
+/// Whether the kernel shows a process's memory to the process's own user; if not, the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
     /// The kernel shows the process's memory to every process of its user.
