@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// Clock ticks of `/proc/PID/stat` in a second, which the kernel's interface fixes on x86-64.
 const TICKS_A_SECOND: f64 = 100.0;
 
-/// See the module.
+/// A group's bill over all its workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     former: Bill,

@@ -56,7 +56,7 @@ struct Open {
     pace: Pace,
 }
 
-/// See the module.
+/// The listening sockets of a service.
 #[derive(Debug)]
 pub struct Entrances {
     place: Place,

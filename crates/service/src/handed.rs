@@ -41,7 +41,7 @@ pub struct AboutTemplates {
     pub uid: u32,
 }
 
-/// See the module.
+/// Clients that have connected and have handed on nothing yet, and the agent's object.
 #[derive(Debug, Default)]
 pub struct Handed {
     /// Clients that have connected, and have handed on nothing yet.
