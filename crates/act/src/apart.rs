@@ -28,7 +28,7 @@ const ATTEMPTS: u32 = 8;
 /// Bytes of the range that were given to mappings so far; the range is used again from its beginning.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The next place for so many bytes.
+/// The next place for a mapping of `bytes` bytes.
 fn next(bytes: usize) -> *mut c_void {
     // The address of this code stands for the place of the program's first mappings.
     let start = (next as *const () as usize).saturating_sub(DISTANCE) & !(LENGTH - 1);

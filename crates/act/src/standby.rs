@@ -147,7 +147,7 @@ impl Inheritance {
     }
 }
 
-/// Closes all files but standard input, output and error, and those of these numbers, in order.
+/// Closes all files but standard input, output and error and the descriptors `numbers`, which are in order.
 fn close_all_but(numbers: &[i32]) {
     let mut from: u32 = 3;
     let kept = numbers.iter().filter_map(|number| u32::try_from(*number).ok());
