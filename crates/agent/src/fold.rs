@@ -348,7 +348,7 @@ fn add_broken<'a>(
 /// The outcome of all pages if folding was forbidden while this thread waited for the table; `None` if it may go on.
 fn refused(generation: u64) -> Option<Outcome> {
     if !world::is_held() {
-        // The wait was so long that the program's threads were let go.
+        // The program's threads were let go during this long wait, so the fold is not made.
         return Some(Outcome::Busy);
     }
     // The program has opened a file by which memory may be written without a pin.

@@ -69,7 +69,7 @@ pub fn futex(word: &AtomicU32, operation: i32, value: u32) -> Answer {
     unsafe { call(libc::SYS_futex, arguments) }
 }
 
-/// Waits while a word of this process has this value; `false` if it has waited for so long.
+/// Waits while a word of this process has this value; `false` if it has waited for `most`.
 pub fn futex_wait(word: &AtomicU32, value: u32, most: Option<Duration>) -> bool {
     let most = most.map(|most| [most.as_secs(), most.subsec_nanos().into()]);
     let until = most.as_ref().map_or(0, |most| most.as_ptr() as usize);

@@ -49,7 +49,8 @@ pub fn lock() -> Guard {
     TABLE.lock()
 }
 
-/// As [`lock`], for a thread of the program's. Each time that it has waited for so long, it asks whether to give up.
+/// As [`lock`], for a thread of the program's. Each time that it has waited for `wait`, it asks `give_up`; if true, it
+/// returns without the lock.
 #[cfg(target_env = "gnu")]
 pub fn lock_unless(wait: std::time::Duration, give_up: impl Fn() -> bool) -> Option<Guard> {
     TABLE.lock_unless(wait, give_up)
