@@ -67,7 +67,7 @@ const LIST_AGAIN: Duration = Duration::from_secs(1);
 /// Size of the kernel's `struct robust_list_head`, in bytes.
 const ROBUST_LIST_BYTES: u64 = 24;
 
-/// Time between two looks at a process that was attached for so long.
+/// Time between two looks at a process, by the time since it was attached.
 fn every(attached: Duration) -> Duration {
     let [young, least, most] = LOOKS;
     if attached < YOUNG { young } else { (attached / LOOKS_PART).clamp(least, most) }
