@@ -215,7 +215,7 @@ fn refusal(standing: &Standing, held: &[Held], (bytes, left): (u64, Left)) -> No
     No { reason: format!("{sums}{more}"), again_s, loans_would_do }
 }
 
-/// Seconds until promises of so many bytes have lapsed.
+/// Seconds until promises of `lacking` bytes together have lapsed; `None` if all promises hold less.
 fn lapse(held: &[Held], lacking: i64) -> Option<u64> {
     let mut held = held.to_vec();
     held.sort_by_key(|held| held.left_s);

@@ -128,7 +128,7 @@ impl Watched {
     }
 }
 
-/// The pace of a group that fingerprints so many pages a second in vain; `None` if it cannot be slower.
+/// A slower pace for a group that fingerprints `hashed_per_s` pages a second in vain; `None` if it cannot be slower.
 fn slower(hashed_per_s: u64, scan_rate: Option<u32>) -> Option<(Pace, u32)> {
     let pages = u32::try_from(hashed_per_s).unwrap_or(u32::MAX);
     let slower = (pages / FACTOR).max(SLOWEST);

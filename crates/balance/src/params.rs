@@ -27,7 +27,7 @@ impl Default for Params {
 }
 
 impl Params {
-    /// Least change of the size of a guest with so much RAM; a page at least.
+    /// Least change of the size of a guest with `ram_bytes` of RAM, in bytes; a page at least.
     pub(crate) fn least_change_bytes(&self, ram_bytes: u64) -> u64 {
         ram_bytes.checked_div(self.least_change_part).unwrap_or(0).max(4096)
     }

@@ -79,7 +79,7 @@ impl Reserve {
         self.withdrawable_bytes.saturating_add(room)
     }
 
-    /// The reserve after a guest has grown by so much.
+    /// The reserve after a guest has grown by `growth_bytes`.
     pub(crate) fn after(mut self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> Self {
         let mut grown = guest.clone();
         grown.actual_bytes = guest.size_bytes().saturating_add(growth_bytes).min(guest.ram_bytes);

@@ -24,7 +24,7 @@ impl Stillness {
         self.available_bytes = had_nothing_to_do.then_some(host.available_bytes);
     }
 
-    /// Whether a round can be passed over with so much memory available. The next one cannot.
+    /// Whether a round can be passed over with `available_bytes` available. The round after it is not passed over.
     pub fn passes_over(&mut self, host: &HostFacts, available_bytes: u64) -> bool {
         let is_same = |before: u64| before.abs_diff(available_bytes) < host.total_bytes / MOVED;
         self.available_bytes.take().is_some_and(is_same) && available_bytes >= host.floor_bytes
