@@ -402,7 +402,7 @@ impl Pool {
         self.segments().map(|(_, s)| u64::from(s.unproven())).sum()
     }
 
-    /// Whether so many free slots cannot be used again that the pool does not grow.
+    /// Whether, without a prover, so many slots are unproven that the pool must not grow.
     pub fn is_wasteful(&self) -> bool {
         !self.has_prover && self.unproven() > self.slots().max(WASTE_SLOTS)
     }

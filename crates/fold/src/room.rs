@@ -44,7 +44,7 @@ pub enum Asking {
     /// The worker wants nothing.
     #[default]
     Idle,
-    /// The worker has asked for memory for so many pages.
+    /// The worker has asked for memory for `pages` pages.
     Asked { pages: u64, since: Instant },
     /// The worker was promised memory. The promise is used up once the members need memory for `left` pages or fewer.
     Promised { asked: u64, left: u64, since: Instant, until: Instant },
