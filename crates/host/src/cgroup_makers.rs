@@ -48,8 +48,9 @@ impl CgroupMakers {
         Self { mounts: parse(&mountinfo), known: HashMap::new() }
     }
 
-    /// The control groups of a process, as far as root has given their paths. Trees that cannot be seen are left out, and
-    /// so are those of version 1 other than systemd's and the memory controller's.
+    /// The control groups of a process, with each path cut before the first name that a user other than root could have
+    /// given. Trees that cannot be seen are left out, and so are trees of version 1 other than systemd's and the memory
+    /// controller's.
     pub fn given_by_root(&mut self, cgroups: &Cgroups) -> Cgroups {
         if self.known.len() > MOST_KNOWN {
             self.known.clear();

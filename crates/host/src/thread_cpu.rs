@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A thread, and the processor time that it has used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadCpu {
-    /// Its number; that of the first thread is the pid.
+    /// The thread's id; the first thread's is the pid.
     pub tid: u32,
     /// Its name, which it can set itself.
     pub name: String,
