@@ -79,8 +79,8 @@ impl Rules {
         pids.filter_map(|pid| limits.group_of(*pid)).filter(|group| group != "/").collect()
     }
 
-    /// Memory that is never lent, of all that there is. The kernel's watermarks are those of all its memory, and no part of a control
-    /// group's.
+    /// Memory that is never lent, in bytes, of the `total_bytes` of host or control group. The kernel's watermarks
+    /// count only for the host: a control group has none.
     pub(crate) fn floor_bytes(&self, total_bytes: u64, guests: &[GuestFacts]) -> u64 {
         let watermarks = if self.within.is_some() { None } else { host::high_watermark_bytes() };
         let floor = self.floor_bytes.unwrap_or_else(|| usual_floor_bytes(total_bytes, guests));
