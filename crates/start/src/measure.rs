@@ -82,7 +82,8 @@ impl Stock<'_> {
         Ok((machine, begin.elapsed()))
     }
 
-    /// Copies the template's memory into a memory file so often, one after the other, and lets each go. Returns the time that it took.
+    /// Copies the template's memory `count` times into a memory file, one after the other, and drops each copy. Returns
+    /// the time that it took.
     ///
     /// # Errors
     /// It cannot be read, or is not what it was.

@@ -64,8 +64,8 @@ pub(crate) fn id_of(file: impl AsFd) -> io::Result<FileId> {
     Ok(FileId { device: stat.st_dev, inode: stat.st_ino })
 }
 
-/// The sealed memory of a template: that of one of these clones that lives, or else loaded from its directory. The same service folds
-/// them, or none does.
+/// The sealed memory of a template. With `folding`, it is a segment of the pool. Else it is taken from a living clone
+/// of `clones` that no service folds, or loaded from `dir`.
 pub(crate) fn of(
     template: &Template,
     dir: &Path,

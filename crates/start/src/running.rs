@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 const COPYING: Duration = Duration::from_secs(600);
 /// Longest time for an answer of the guest's QEMU: 30 s.
 const QMP_TIME: Duration = Duration::from_secs(30);
-/// Socket of this process for the stream, and that of the second QEMU.
+/// Names of the sockets for the migration stream: this process's, and the second QEMU's.
 const RELAY: &str = "relay";
 const INCOMING: &str = "in";
 
