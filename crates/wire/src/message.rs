@@ -216,8 +216,8 @@ pub enum ToAgent {
     Fold(u32, Vec<FoldRun>),
     /// Report every page again: the index was emptied.
     Again,
-    /// Memory for so many pages that become private is promised, in place of what is left of the last promise. A pace
-    /// under which nothing is unfolded ends it.
+    /// Memory for this number of pages that become private is promised, in place of what is left of the last promise. A
+    /// pace under which nothing is unfolded ends the promise.
     Room(u64),
     /// Why are these pages not reported?
     Why(u32, Vec<PageRange>),
