@@ -5,7 +5,12 @@
 //! | runs a VM, inside a container or not | a guest by itself |
 //! | other process in a container | one guest with the others in the same container |
 //! | other process that the user names by pid, or that is a member of a service's group | a guest by itself |
+//! | forked copy of a VMM that is itself found | none; where the user names it, or it is a member, as any process |
 //! | any other process | none |
+//!
+//! A **forked copy** is a child of that VMM that has executed no program since. It has the VMM's command line, and so its name, until it
+//! executes a program or ends. A fork probe of a member is one (`act::ForkProbe`). A copy whose VMM has ended is a VM like any other: so is
+//! a QEMU with `-daemonize`.
 //!
 //! A process runs a VM if its program has a VMM's name, and one of these holds:
 //!
@@ -79,7 +84,7 @@ impl Survey {
     }
 
     fn process(&self, pid: u32) -> Option<&Process> {
-        self.processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|n| &self.processes[n])
+        with_pid(&self.processes, pid)
     }
 
     fn add(&mut self, pid: u32, known: Option<Process>) {
@@ -129,16 +134,22 @@ impl Survey {
     }
 }
 
+/// The process with this pid, of processes in ascending order.
+fn with_pid(processes: &[Process], pid: u32) -> Option<&Process> {
+    processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|n| &processes[n])
+}
+
 /// Finds the guests; see [`Survey::guests`]. RAM that stands only in files or mappings is left `None`.
 fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> Vec<Guest> {
     let mut guests = Vec::new();
     let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
     let mut makers = CgroupMakers::find();
     for process in processes {
-        if let Some(mut guest) = vm(process, wanted(process.pid)) {
+        let is_copy = is_copy(process, processes, wanted);
+        if !is_copy && let Some(mut guest) = vm(process, wanted(process.pid)) {
             guest.facts.is_strangers = is_strangers(process, &mut makers);
             guests.push(guest);
-        } else if let Some(container) = container_of(&process.cgroups, own) {
+        } else if !is_copy && let Some(container) = container_of(&process.cgroups, own) {
             containers.entry(container).or_default().push(process);
         } else if wanted(process.pid) {
             guests.push(guest(GuestKind::Process, Some(process.comm.clone()), &[process]));
@@ -156,6 +167,18 @@ pub fn is_vm(process: &Process) -> bool {
 
 fn has_vmm_name(process: &Process) -> bool {
     qemu::is_qemu(process) || firecracker::is_firecracker(process) || cloud_hypervisor::is_cloud_hypervisor(process)
+}
+
+/// Whether a process is a forked copy of a VMM that is found itself, or of another copy of that. Of a process that the caller may not trace, the
+/// kernel tells no layout.
+fn is_copy(process: &Process, processes: &[Process], wanted: &dyn Fn(u32) -> bool) -> bool {
+    let is_original = |parent: &Process| {
+        let program = |of: &Process| (of.exe.clone(), of.stat.layout);
+        (is_vm(parent) || has_vmm_name(parent) && wanted(parent.pid))
+            && program(parent) == program(process)
+            && parent.cmdline == process.cmdline
+    };
+    process.stat.forked && with_pid(processes, process.stat.parent).is_some_and(is_original)
 }
 
 fn is_own_or_roots(uid: u32) -> bool {
@@ -256,6 +279,10 @@ fn complete(guest: &mut Guest, processes: &[Process]) {
     let ram_bytes = config.or_else(|| region::ram_by_mappings(guest.kind, &Mapping::read_all(pid).ok()?));
     set_ram(guest, ram_bytes.into_iter().collect());
 }
+
+#[cfg(test)]
+#[path = "forked_copy_tests.rs"]
+mod forked_copy_tests;
 
 #[cfg(test)]
 mod tests {

@@ -274,17 +274,14 @@ pub fn inner(pid: u32) -> u32 {
     line.split_whitespace().next_back().and_then(|pid| pid.parse().ok()).expect("a pid")
 }
 
-/// `pagefold migrate` of a guest, with further words. It is named by its process: a forked copy of it, as a probe of the agent's, has its
-/// name for a moment.
+/// `pagefold migrate` of a guest, with further words.
 pub fn migrate(vm: &Vm, more: &[&str]) -> Output {
-    let pid = vm.pid.to_string();
-    vm.host.pagefold(&[&["migrate", &pid, "--to", TO, "--service", SERVICE], more].concat())
+    vm.host.pagefold(&[&["migrate", &vm.name, "--to", TO, "--service", SERVICE], more].concat())
 }
 
 /// The same in the background, with the pid that its host gives it.
 pub fn begin(vm: &Vm, more: &[&str]) -> (Child, u32) {
-    let pid = vm.pid.to_string();
-    let words = [&["migrate", &pid, "--to", TO, "--service", SERVICE], more].concat();
+    let words = [&["migrate", &vm.name, "--to", TO, "--service", SERVICE], more].concat();
     let mut command = vm.host.command(env!("CARGO_BIN_EXE_pagefold"), &words);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run pagefold migrate");
     let mut pid = 0;
