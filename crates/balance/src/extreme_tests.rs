@@ -73,6 +73,7 @@ fn decide(facts: Facts) {
         let held: Vec<&str> = paused.iter().map(|pause| pause.guest.as_str()).collect();
         resumable(&facts, &held, &["a"], facts.host.available_bytes);
         Ladder::default().see(Duration::ZERO, &facts);
+        Proposals::default().see(u64::MAX, &facts, &|_| true);
         let mut paces = Paces::default();
         paces.see(Duration::ZERO, &Facts { groups: [("g".to_owned(), GroupFacts::default())].into(), ..facts.clone() });
         paces.see(Duration::from_secs(10), &facts);

@@ -101,6 +101,12 @@ impl Gatherer {
         self.began.elapsed() * self.rate
     }
 
+    /// Seconds since the host started. In a hurry, more pass than by the host's clock.
+    pub fn at_s(&self) -> u64 {
+        let ahead = self.at().saturating_sub(self.began.elapsed());
+        host::boot_clock_s().saturating_add(ahead.as_secs())
+    }
+
     /// Memory that is available; `None` if the kernel does not tell.
     pub fn available_bytes(&self) -> Option<u64> {
         self.rules.total_and_available().ok().map(|(_, available)| available)
@@ -515,6 +521,18 @@ mod tests {
     #[test]
     fn driver_is_watched_from_the_time_when_it_was_told() {
         assert_eq!(state_after(10, 1), DriverState::Stuck);
+    }
+
+    #[test]
+    fn seconds_of_a_gatherer_in_a_hurry_are_ahead_of_the_hosts() {
+        let (_one, mut gatherer, ..) = scene();
+        gatherer.began = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
+        let mut ahead_s = |rate| {
+            gatherer.hurry(rate);
+            gatherer.at_s().saturating_sub(host::boot_clock_s())
+        };
+        assert_eq!(ahead_s(1), 0);
+        assert!((300..400).contains(&ahead_s(4)), "{}", ahead_s(4));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::reclaim::Reclaimed;
 use crate::rules::Rules;
 use anyhow::{Context, bail};
 use api::promise::Promises;
-use balance::{PaceChange, Pause, Refusal, Reservation, Rung, RungEvent, Step};
+use balance::{PaceChange, Pause, Proposal, Proposals, Refusal, Reservation, Rung, RungEvent, Step};
 use cli::journal::{By, Journal, Line};
 use guest::Guest;
 use host::ProcessId;
@@ -92,6 +92,14 @@ pub enum Entry<'a> {
         #[serde(flatten)]
         paced: &'a Paced,
     },
+    /// A guest that should go to another host.
+    Proposal {
+        /// When, in seconds since the host started.
+        at_s: u64,
+        /// The proposal.
+        #[serde(flatten)]
+        proposed: &'a Proposed,
+    },
     /// A guest that is about to be paused.
     Pause {
         /// When, in seconds since the host started.
@@ -118,6 +126,24 @@ pub struct Paced {
     pub change: PaceChange,
     /// The reason why the service has not taken it.
     pub problem: Option<String>,
+}
+
+/// A guest that should go to another host, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Proposed {
+    /// The proposal.
+    #[serde(flatten)]
+    pub proposal: Proposal,
+    /// The command that moves it. Owners of guests choose names, so it has the guest's pid.
+    pub command: String,
+}
+
+impl Proposed {
+    /// A proposal for a guest.
+    pub fn of(proposal: Proposal, guest: &Guest) -> Self {
+        let pid = guest.pids.first().copied().unwrap_or(0);
+        Self { proposal, command: format!("pagefold migrate {pid} --to tcp:HOST:PORT") }
+    }
 }
 
 /// The right to change the ledger and balloons. Dropping it ends the turn.
@@ -153,6 +179,8 @@ struct Kept {
     arrived: BTreeMap<String, (u32, u64)>,
     /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
     rung: (Rung, u64),
+    /// Guests that were proposed for another host.
+    proposals: Proposals,
     /// Pauses by guest: pauses of the last minute, and pauses that nobody has ended.
     paused: BTreeMap<String, PausedGuest>,
     /// Rules of the process that balances continuously, and that process.
@@ -317,6 +345,20 @@ impl Ledger {
         self.save()
     }
 
+    /// Guests that were proposed for another host, by whichever process.
+    pub const fn proposals(&self) -> &Proposals {
+        &self.kept.proposals
+    }
+
+    /// Notes a proposal.
+    ///
+    /// # Errors
+    /// The ledger cannot be written.
+    pub fn note_proposals(&mut self, _: &Turn, proposals: Proposals) -> anyhow::Result<()> {
+        self.kept.proposals = proposals;
+        self.save()
+    }
+
     /// Rules of the process that balances continuously; `None` if there is none.
     pub fn rules(&self) -> Option<&Rules> {
         self.kept.rules.as_ref().filter(|(process, _)| process.is_alive()).map(|(_, rules)| rules)
@@ -432,6 +474,23 @@ mod tests {
         assert_eq!(other.rules(), Some(&rules));
         other.kept.rules = Some((ProcessId { pid: u32::MAX >> 1, start_ticks: 1 }, rules));
         assert_eq!(other.rules(), None);
+    }
+
+    /// The next balancer waits for as long as the one before would have.
+    #[test]
+    fn proposals_outlive_the_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::open(dir.path()).unwrap();
+        let turn = ledger.take_turn().unwrap();
+        let host = balance::HostFacts { floor_bytes: 9, total_bytes: 9, rung: Rung::Advise, ..Default::default() };
+        let guest = balance::GuestFacts { id: "a".into(), resident_bytes: 5, ..Default::default() };
+        let facts = balance::Facts { host, guests: vec![guest], ..Default::default() };
+        let mut proposals = ledger.proposals().clone();
+        assert!(proposals.see(7, &facts, &|_| true).is_some());
+        ledger.note_proposals(&turn, proposals).unwrap();
+        let mut proposals = Ledger::open(dir.path()).unwrap().proposals().clone();
+        assert_eq!(proposals.see(7 + 899, &facts, &|_| true), None);
+        assert_eq!(proposals.see(7 + 900, &facts, &|_| true).unwrap().first_s, 7);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `pagefold balance`: memory between guests, as it is, as it should be, and as it is made.
 
 mod paces;
+mod proposals;
 mod show;
 mod world;
 
@@ -11,9 +12,9 @@ use clap::Subcommand;
 use cli::exit::{Outcome, Stop};
 use cli::output;
 use cli::size::parse_bytes;
-use lend::{Entry, Hold, Rules};
+use lend::{Entry, Hold, Rules, Turn};
 use serde::Serialize;
-use show::{Answer, Done};
+use show::{Answer, Answered, Done};
 use std::time::Duration;
 use survey::Selection;
 use world::{Keep, World};
@@ -188,6 +189,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         plan: (!matches!(args.action, Action::Status)).then_some(&plan),
         budget: plan.budget,
         reserve: plan.reserve,
+        proposal: world.proposed(),
         explained: wishes.transpose()?.map(|wishes| show::Explained::of(&world.facts, wishes)),
         facts: &world.facts,
     };
@@ -200,6 +202,19 @@ fn hurried(world: &mut World, rate: u32) -> Params {
     world.gatherer.hurry(rate);
     let usual = Params::default();
     Params { withdrawal: usual.withdrawal / rate, ..usual }
+}
+
+/// Takes the steps of a round against pressure, where there are rounds, every so many seconds.
+fn answer(
+    world: &mut World,
+    ladder: &mut Ladder,
+    paces: &mut Paces,
+    every: Option<u64>,
+    turn: &Turn,
+) -> anyhow::Result<Answered> {
+    let Some(every) = every.map(Duration::from_secs) else { return Ok(Answered::default()) };
+    let rung = world.climb(ladder, turn)?;
+    Ok(Answered { rung, paced: world.pace(paces, every, turn)?, proposal: world.propose(turn)? })
 }
 
 /// Carries plans out, once or again and again.
@@ -229,8 +244,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
             world.look_again()?;
         }
         let at = world.at();
-        let rung = if apply.every.is_some() { world.climb(&mut ladder, &turn)? } else { None };
-        let paced = if apply.every.is_some() { world.pace(&mut paces, every, &turn)? } else { Vec::new() };
+        let answered = answer(world, &mut ladder, &mut paces, apply.every, &turn)?;
         let plan = world.plan(common.policy()?, at, &params, apply.keep(&common.selection))?;
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
         let paused = hold.end(&mut world.ledger, &turn)?;
@@ -240,7 +254,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         let had_nothing_to_do = outcomes.is_empty() && paused.is_empty() && ladder.rung() == Rung::Idle;
         stillness.note(&world.facts.host, had_nothing_to_do && world.gatherer.is_settled());
         let (at_s, drivers) = (host::boot_clock_s(), world.gatherer.drivers());
-        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, rung, paced: &paced, paused: &paused };
+        let done = Done { at_s, plan: &plan, outcomes: &outcomes, drivers, answered: &answered, paused: &paused };
         match apply.every {
             None => {
                 common.print(&done, || done.text())?;

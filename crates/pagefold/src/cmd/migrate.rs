@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::helper;
 use start::Clones;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use survey::Selection;
@@ -128,18 +128,24 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     show(args, &guest, &moved)
 }
 
-/// Refuses a migration for reasons that QEMU does not know of.
+/// Refuses a migration that something speaks against.
 fn check(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<()> {
+    check_outside(args.service.meant().place().dir(), guest)?;
+    movable.check(args.shared_disks)
+}
+
+/// Refuses a migration for reasons that QEMU does not know of.
+pub(super) fn check_outside(service: &Path, guest: &Guest) -> anyhow::Result<()> {
     let id = cli::printable(&guest.id);
     let is_its = |pid: u32| guest.pids.contains(&pid);
-    if parked(args.service.meant().place().dir())?.iter().any(|parked| is_its(parked.process.pid)) {
+    if parked(service)?.iter().any(|parked| is_its(parked.process.pid)) {
         bail!("{id} is not moved: it is parked. Have it go on first: pagefold wake {id}");
     }
     let clones = Clones::open(&start::clones_dir()).seen();
     if clones.iter().any(|clone| clone.process.is_some_and(|process| is_its(process.pid))) {
         bail!("{id} is not moved: it is a clone, and its template, its identity and its record are on this host");
     }
-    movable.check(args.shared_disks)
+    Ok(())
 }
 
 /// The outcome if the guest has left this host already.

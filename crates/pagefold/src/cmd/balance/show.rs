@@ -1,8 +1,9 @@
 //! Output of `pagefold balance`, as text and JSON.
 
+use super::proposals;
 use balance::{Budget, DriverState, Facts, Plan, Reserve, RungEvent, Step, Wish, price};
 use cli::size::{bytes, mib, signed_bytes};
-use lend::{Outcome, Paced, Paused};
+use lend::{Outcome, Paced, Paused, Proposed};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,6 +14,8 @@ pub struct Answer<'a> {
     pub facts: &'a Facts,
     pub budget: Budget,
     pub reserve: Reserve,
+    /// The guest that is proposed for another host, if one is.
+    pub proposal: Option<Proposed>,
     /// Absent in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<&'a Plan>,
@@ -44,6 +47,17 @@ struct ShownWish {
     wish: Wish,
 }
 
+/// Steps of one round against pressure.
+#[derive(Default, Serialize)]
+pub struct Answered {
+    /// A step on the pressure ladder, if there was one.
+    pub rung: Option<RungEvent>,
+    /// Groups that were given another pace.
+    pub paced: Vec<Paced>,
+    /// The guest that was proposed for another host, if one was.
+    pub proposal: Option<Proposed>,
+}
+
 /// An answer of `apply`.
 #[derive(Serialize)]
 pub struct Done<'a> {
@@ -52,10 +66,8 @@ pub struct Done<'a> {
     pub plan: &'a Plan,
     pub outcomes: &'a [Outcome],
     pub drivers: BTreeMap<&'a str, DriverState>,
-    /// A step on the pressure ladder, if there was one.
-    pub rung: Option<RungEvent>,
-    /// Groups that were given another pace.
-    pub paced: &'a [Paced],
+    #[serde(flatten)]
+    pub answered: &'a Answered,
     /// Guests that were paused.
     pub paused: &'a [Paused],
 }
@@ -110,6 +122,9 @@ pub fn text(answer: &Answer) -> String {
         bytes(ready_bytes),
         bytes(withdrawable_bytes)
     );
+    if let Some(proposed) = &answer.proposal {
+        let _ = writeln!(text, "{}\n", proposals::standing(proposed, host::boot_clock_s()));
+    }
     add_guests(&mut text, answer.facts);
     if let Some(explained) = &answer.explained {
         explained.add_to(&mut text);

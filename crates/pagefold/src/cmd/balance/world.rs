@@ -15,6 +15,7 @@ use cli::say;
 use guest::{Guest, Survey};
 use host::ProcessId;
 use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, carry_out, resume_left, wake_left};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Pause between the two looks from which rates are computed: 2.5 s. Guests' balloons report statistics every 2 s.
@@ -66,6 +67,11 @@ impl<'a> World<'a> {
             ledger,
             history: History::default(),
         })
+    }
+
+    /// The directory of the service whose ledger this is.
+    pub fn place_dir(&self) -> PathBuf {
+        self.common.service.meant().place().dir().to_owned()
     }
 
     pub fn at(&self) -> Duration {
