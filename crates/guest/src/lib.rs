@@ -3,6 +3,7 @@
 
 mod cloud_hypervisor;
 mod container;
+mod devices;
 mod find;
 mod firecracker;
 mod footprint;
@@ -21,6 +22,7 @@ mod region;
 mod scan;
 
 pub use container::{Container, container_of, domain_of};
+pub use devices::{Device, DeviceMemory};
 pub use find::{Survey, is_vm};
 pub use glob::Glob;
 pub use group::{GroupError, GroupFile, GroupRule, assign_groups};

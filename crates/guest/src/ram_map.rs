@@ -208,7 +208,7 @@ fn ram_in_flat_view(text: &str, names: &[String]) -> Vec<(u64, u64)> {
 }
 
 /// The address in `Host virtual address for 0x0 (pc.ram) is 0x7f1e2c000000`.
-fn address_in(text: &str) -> Option<HostVirt> {
+pub(crate) fn address_in(text: &str) -> Option<HostVirt> {
     let digits = text.trim().rsplit_once(" is 0x")?.1;
     u64::from_str_radix(digits, 16).ok().map(HostVirt)
 }

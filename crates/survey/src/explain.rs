@@ -2,6 +2,7 @@
 //! memory, and advice.
 
 mod advice;
+mod devices;
 mod things;
 
 use crate::{Inside, KernelFacts};
@@ -11,6 +12,7 @@ use page::GuestPageKind;
 use serde::Serialize;
 
 pub use advice::{Advice, Bloat};
+pub use devices::{Device, DeviceRegion};
 pub use things::{SHOWN, Thing, Things};
 
 /// The explanation of a guest, in the shape that `--json` prints.
@@ -27,6 +29,8 @@ pub struct Explained {
     pub kinds: Vec<Kind>,
     /// Contents held more than once, by name, the largest first.
     pub things: Vec<Thing>,
+    /// Emulated devices that can be left out, or have memory that is known; `None` where no QEMU tells.
+    pub devices: Option<Vec<Device>>,
     /// Idle memory.
     pub bloat: Bloat,
     /// Advice, in order of yield.
@@ -58,6 +62,7 @@ pub fn explain(
     inside: Option<&Inside>,
     found: &GuestFindings,
     things: Vec<Thing>,
+    devices: Option<Vec<Device>>,
     fold_in: &str,
 ) -> Explained {
     let kinds = found.kinds.iter().map(|k| Kind {
@@ -77,6 +82,7 @@ pub fn explain(
         problem: inside.map_or_else(|| Some(no_memory()), |i| i.problem.clone()),
         kinds: kinds.collect(),
         things,
+        devices,
         advice: advice::advise(guest, found, &bloat, fold_in),
         bloat,
     }

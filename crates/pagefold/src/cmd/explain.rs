@@ -10,7 +10,7 @@ use guest::{Glob, Guest, GuestKind, HostSide, Qmp};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use survey::Selection;
-use survey::explain::{Explained, SHOWN, Things, explain};
+use survey::explain::{Device, Explained, SHOWN, Things, explain};
 use survey::{HOST, Inside, Request, check_host_files, other_processes, take};
 
 /// Arguments of `pagefold explain`.
@@ -71,7 +71,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let (findings, _) = take(&request)?;
     let found = &findings.guests[target];
     let fold_in = fold_in(&guests[target]);
-    let explained = explain(&guests[target], inside[target].as_ref(), found, things.largest(), &fold_in);
+    let devices = devices(&guests[target], args.qmp.as_deref());
+    let explained = explain(&guests[target], inside[target].as_ref(), found, things.largest(), devices, &fold_in);
     let mut out = std::io::stdout().lock();
     let written = if args.json {
         report::json::write(&mut out, &explained)
@@ -101,6 +102,15 @@ fn qmp(guest: &Guest, path: &Path) -> anyhow::Result<Qmp> {
         true => Stop::Usage(format!("--qmp: {e}; without it, {id} is explained by its mappings")).into(),
         false => anyhow::Error::from(e).context("--qmp"),
     })
+}
+
+/// The emulated devices of a guest; `None` where no QEMU tells. It serves one client at a time, and so anew.
+fn devices(guest: &Guest, socket: Option<&Path>) -> Option<Vec<Device>> {
+    let mut qmp = match socket {
+        Some(path) => qmp(guest, path).ok()?,
+        None => guest::open_qmp(guest)?.ok()?,
+    };
+    Device::all(guest, &mut qmp).ok()
 }
 
 /// The group that a guest is folded in; for one that is not, a group that it could be started in.
@@ -145,6 +155,7 @@ fn text(explained: &Explained, found: &GuestFindings) -> String {
             text += &paragraph(&thing.in_words());
         }
     }
+    text += &emulated(explained.devices.as_deref().unwrap_or_default());
     text += "\nIdle\n";
     text += &paragraph(&explained.bloat.in_words());
     if !explained.advice.is_empty() {
@@ -162,6 +173,23 @@ fn heading(explained: &Explained) -> String {
     let Some(k) = &explained.kernel else { return format!("{guest}: no kernel found in its memory\n") };
     let moved = k.kaslr_offset.map_or_else(String::new, |n| format!(", KASLR offset {n:#x}"));
     format!("{guest}: Linux {}{moved}, {} levels of page tables\n", k.release, k.paging_levels)
+}
+
+/// Emulated devices, a row each; empty if none is known.
+fn emulated(devices: &[Device]) -> String {
+    use report::Align::{Left, Right};
+    let mut table = report::Table::new(&[("device", Left), ("memory", Right), ("backed", Right), ("left out", Left)]);
+    for device in devices {
+        let bytes: u64 = device.regions.iter().map(|region| region.bytes).sum();
+        let [memory, backed] = [device.costs_bytes.map(|_| bytes), device.costs_bytes]
+            .map(|bytes| bytes.map_or("-".to_owned(), cli::size::mib));
+        let left_out = device.left_out.clone().unwrap_or_else(|| "-".to_owned());
+        table.row([cli::printable(&device.driver), memory, backed, cli::printable(&left_out)]);
+    }
+    if table.is_empty() {
+        return String::new();
+    }
+    format!("\nEmulated devices, and what of QEMU's memory is known to be theirs, in MiB\n{table}-: not known\n")
 }
 
 /// The guest's memory by kind, a row each.

@@ -1,13 +1,10 @@
 //! Idle memory of a guest, and advice on lowering its cost.
 
+use super::devices::is_dispensable;
 use census::{CostPart, GuestFindings};
 use guest::{Guest, GuestKind};
 use page::{GuestPageKind, pages_to_bytes};
 use serde::Serialize;
-
-/// Parts of the names of devices that guests on a server rarely need. Agarwal, "A Study of Virtualization Overheads"
-/// (2015), table 6.5, gives their cost.
-const DISPENSABLE: [&str; 10] = ["VGA", "vga", "qxl", "virtio-gpu", "cirrus", "hda", "AC97", "xhci", "ehci", "usb"];
 
 /// Memory that a guest could give back.
 #[derive(Clone, Debug, Serialize)]
@@ -136,7 +133,7 @@ fn report_free_pages(bloat: &Bloat, found: &GuestFindings) -> Advice {
 
 fn drop_devices(guest: &Guest, found: &GuestFindings) -> Option<Advice> {
     let devices = guest.facts.qemu.iter().flat_map(|q| &q.devices).map(String::as_str);
-    let devices: Vec<&str> = devices.filter(|device| DISPENSABLE.iter().any(|part| device.contains(part))).collect();
+    let devices: Vec<&str> = devices.filter(|device| is_dispensable(device)).collect();
     if guest.kind != GuestKind::Qemu || devices.is_empty() {
         return None;
     }
