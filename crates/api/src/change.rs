@@ -322,6 +322,20 @@ pub fn from_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(file: D) -
     text.parse().map(Some).map_err(de::Error::custom)
 }
 
+/// A destination of a guest that is moved, as QEMU names it: a socket, and no command that QEMU would run with its own rights.
+///
+/// # Errors
+/// The text is neither `tcp:HOST:PORT` nor `unix:/PATH`.
+pub fn parse_destination(text: &str) -> Result<String, String> {
+    let is_port = |text: &str| text.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_right = match text.split_once(':') {
+        Some(("tcp", rest)) => rest.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && is_port(port)),
+        Some(("unix", path)) => path.starts_with('/'),
+        _ => false,
+    };
+    if is_right { Ok(text.to_owned()) } else { Err("use tcp:HOST:PORT or unix:/PATH".to_owned()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -412,5 +426,15 @@ mod tests {
         assert_eq!((after.pool_slots, after.index_pages), (3, 4));
         let later = Change { fold: Some(Fold::On), ..Change::default() };
         assert_eq!(change.then(&later), Change { fold: Some(Fold::On), ..change });
+    }
+
+    #[test]
+    fn only_sockets_are_destinations() {
+        for right in ["tcp:10.0.0.2:4444", "tcp:[fe80::1]:4444", "tcp:host.example:1", "unix:/run/x"] {
+            assert_eq!(parse_destination(right), Ok(right.to_owned()));
+        }
+        for wrong in ["exec:cat", "fd:3", "tcp:host", "tcp::4444", "tcp:host:0", "host:4444", "unix:x", "", "tcp:h:p"] {
+            assert!(parse_destination(wrong).is_err(), "{wrong}");
+        }
     }
 }

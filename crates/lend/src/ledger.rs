@@ -134,15 +134,18 @@ pub struct Proposed {
     /// The proposal.
     #[serde(flatten)]
     pub proposal: Proposal,
+    /// The destination to which it is moved without anybody's doing; `None` if no rule has one.
+    pub to: Option<String>,
     /// The command that moves it. Owners of guests choose names, so it has the guest's pid.
     pub command: String,
 }
 
 impl Proposed {
-    /// A proposal for a guest.
-    pub fn of(proposal: Proposal, guest: &Guest) -> Self {
+    /// A proposal for a guest, with the destination that a rule has for it.
+    pub fn of(proposal: Proposal, guest: &Guest, to: Option<&str>) -> Self {
         let pid = guest.pids.first().copied().unwrap_or(0);
-        Self { proposal, command: format!("pagefold migrate {pid} --to tcp:HOST:PORT") }
+        let command = format!("pagefold migrate {pid} --to {}", to.unwrap_or("tcp:HOST:PORT"));
+        Self { proposal, to: to.map(str::to_owned), command }
     }
 }
 
@@ -468,6 +471,7 @@ mod tests {
             floor_bytes: Some(9),
             within: None,
             owners: vec![107],
+            moves: vec![("acme-1".parse().unwrap(), "tcp:h:1".into())],
         };
         ledger.note_rules(&turn, &rules).unwrap();
         let mut other = Ledger::open(dir.path()).unwrap();

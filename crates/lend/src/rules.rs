@@ -30,6 +30,10 @@ pub struct Rules {
     /// Users whose VMs are guests of this host, although nothing else says so.
     #[serde(default)]
     pub owners: Vec<u32>,
+    /// Destinations of guests whose id or name matches, when they are proposed for another host. The first that matches counts. A guest
+    /// without one is moved by nobody but an operator.
+    #[serde(default)]
+    pub moves: Vec<(Glob, String)>,
 }
 
 impl Rules {
@@ -48,6 +52,17 @@ impl Rules {
     pub(crate) fn guaranteed_bytes(&self, guest: &Guest) -> Option<u64> {
         let found = self.guaranteed.iter().find(|(glob, _)| glob.matches(&guest.id) || glob.matches(&guest.name));
         found.map(|(_, bytes)| *bytes)
+    }
+
+    /// The destination of a guest that is proposed for another host, one of `all`; `None` if no rule has one. Owners of guests choose names,
+    /// so one that several have means none of them.
+    pub fn destination(&self, guest: &Guest, all: &[Guest]) -> Option<&str> {
+        let has_its_name = |other: &&Guest| other.name == guest.name && !other.facts.is_strangers;
+        if all.iter().filter(has_its_name).count() > 1 {
+            return None;
+        }
+        let found = self.moves.iter().find(|(glob, _)| glob.matches(&guest.id) || glob.matches(&guest.name));
+        found.map(|(_, to)| to.as_str())
     }
 
     /// Memory of the host, or of the control group that stands for it: all, and the part that is available.
@@ -133,6 +148,19 @@ mod tests {
         let of = |name| rules.guaranteed_bytes(&guest(name));
         assert_eq!(["acme-1", "acme-11", "beta", "x-1"].map(of), [Some(1), Some(2), Some(3), Some(4)]);
         assert_eq!(["acme", "beta2", "x-10", "my-acme-2"].map(of), [None; 4]);
+    }
+
+    #[test]
+    fn destination_is_that_of_the_first_rule_and_none_for_a_name_that_several_have() {
+        let guest = |name: &str| FakeQemu::start(name, 1, Path::new("/nonexistent")).guest;
+        let moves =
+            [("acme-1", "tcp:a:1"), ("acme-*", "tcp:b:1")].map(|(glob, to)| (glob.parse().unwrap(), to.to_owned()));
+        let rules = Rules { moves: moves.to_vec(), ..Rules::default() };
+        let mut all = vec![guest("acme-1"), guest("acme-2"), guest("beta"), guest("acme-2")];
+        let of = |all: &[Guest]| [0, 1, 2].map(|n| rules.destination(&all[n], all).map(str::to_owned));
+        assert_eq!(of(&all), [Some("tcp:a:1".into()), None, None]);
+        all[3].facts.is_strangers = true;
+        assert_eq!(of(&all)[1], Some("tcp:b:1".into()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The parts `[balance]` and `[[guest]]` of a configuration: how memory is dealt out between guests.
 
 use super::config::{Bytes, Wrong};
-use api::change::from_word;
+use api::change::{from_word, parse_destination};
 use balance::Assurance;
 use guest::Glob;
 use serde::Deserialize;
@@ -27,6 +27,8 @@ pub struct Balance {
     pub owners: Vec<u32>,
     /// Patterns for guests, and the sizes that they keep, in bytes.
     pub guaranteed: Vec<(String, u64)>,
+    /// Patterns for guests, and the destinations that they are moved to when they are proposed for another host.
+    pub moves: Vec<(String, String)>,
 }
 
 #[derive(Default, Deserialize)]
@@ -46,8 +48,9 @@ pub(crate) struct WrittenBalance {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct WrittenGuest {
     name: Spanned<String>,
-    #[serde(deserialize_with = "from_word")]
+    #[serde(default, deserialize_with = "from_word")]
     guaranteed: Option<Bytes>,
+    move_to: Option<Spanned<String>>,
 }
 
 impl WrittenBalance {
@@ -74,15 +77,19 @@ impl WrittenBalance {
             }
             every => every.map_or(USUAL_EVERY_S, Spanned::into_inner),
         };
-        let mut guaranteed = Vec::new();
+        let (mut guaranteed, mut moves) = (Vec::new(), Vec::new());
         for guest in guests {
             let at = guest.name.span().start;
             let name = guest.name.into_inner();
             name.parse::<Glob>().map_err(|why| Wrong(at, why))?;
+            if let Some(to) = guest.move_to {
+                parse_destination(to.get_ref()).map_err(|why| Wrong(to.span().start, why))?;
+                moves.push((name.clone(), to.into_inner()));
+            }
             guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
         }
         let (floor_bytes, within, owners) = (self.floor.map(|floor| floor.0), self.within, self.owners);
-        Ok(Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed })
+        Ok(Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves })
     }
 }
 
@@ -108,6 +115,7 @@ impl Balance {
         words.extend(self.owners.iter().flat_map(|owner| ["--owner".to_owned(), owner.to_string()]));
         let guarantee = |(glob, bytes): &(String, u64)| ["--guaranteed".to_owned(), format!("{glob}={bytes}")];
         words.extend(self.guaranteed.iter().flat_map(guarantee));
+        words.extend(self.moves.iter().flat_map(|(glob, to)| ["--move".to_owned(), format!("{glob}={to}")]));
         words
     }
 }
@@ -121,10 +129,12 @@ mod tests {
         let guaranteed = vec![("acme-*".to_owned(), 7), ("b=c".to_owned(), 9)];
         let (policy, within) = ("group".to_owned(), Some("/m".to_owned()));
         let admit = Assurance::Likely;
-        let config = Balance { policy, admit, every_s: 5, floor_bytes: Some(3), within, owners: vec![107], guaranteed };
+        let moves = vec![("acme-1".to_owned(), "tcp:h:1".to_owned())];
+        let (every_s, floor_bytes, owners) = (5, Some(3), vec![107]);
+        let config = Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves };
         assert_eq!(
             config.arguments().join(" "),
-            "balance apply --until-hangup --every 5 --policy group --admit likely --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9"
+            "balance apply --until-hangup --every 5 --policy group --admit likely --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9 --move acme-1=tcp:h:1"
         );
     }
 }

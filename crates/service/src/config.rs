@@ -560,6 +560,7 @@ mod tests {
             ("[park]\nidle = '1m'\ngroups = ['-']".to_owned(), "line 3, groups: group name \"-\""),
             ("[[guest]]\nname = 'a'\nguaranteed = 'much'".to_owned(), "line 3, guaranteed: unknown unit"),
             ("[[guest]]\nguaranteed = '1M'".to_owned(), "missing field `name`"),
+            ("[balance]\n[[guest]]\nname = 'a'\nmove-to = 'exec:x'".to_owned(), "line 4, move-to: use tcp:HOST:PORT"),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(words), "{text}\n-> {error}");

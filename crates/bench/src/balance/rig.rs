@@ -192,6 +192,7 @@ impl Rig {
             floor_bytes: Some(floor_bytes),
             within: Some(group.to_owned()),
             owners: Vec::new(),
+            moves: Vec::new(),
         };
         Ok(Baseline { policy, pids, gatherer: Gatherer::new(rules), ledger: Ledger::open(&self.ledger)? })
     }

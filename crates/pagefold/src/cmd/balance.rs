@@ -6,6 +6,7 @@ mod show;
 mod world;
 
 use crate::cmd::which::Which;
+use api::change::parse_destination;
 use api::promise::{self, MOST_HOLD_S};
 use balance::{Assurance, Ladder, Paces, Params, Policy, Refusal, Rung, Step, Stillness, make_room, plan, policy};
 use clap::Subcommand;
@@ -13,6 +14,7 @@ use cli::exit::{Outcome, Stop};
 use cli::output;
 use cli::size::parse_bytes;
 use lend::{Entry, Hold, Rules, Turn};
+use proposals::Mover;
 use serde::Serialize;
 use show::{Answer, Answered, Done};
 use std::time::Duration;
@@ -63,6 +65,10 @@ struct Common {
     /// services are; a VM that another user runs is like any other program (repeatable)
     #[arg(long = "owner", value_name = "UID", global = true)]
     owners: Vec<u32>,
+    /// Destination of guests whose id or name matches. One that is proposed for another host while memory is short is moved there at
+    /// once, by pagefold migrate (repeatable) [default: an operator moves it]
+    #[arg(long = "move", value_name = "GLOB=URI", value_parser = parse_move, global = true)]
+    moves: Vec<(guest::Glob, String)>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -137,6 +143,12 @@ fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
     Ok((glob.parse()?, parse_bytes(size)?))
 }
 
+/// `GLOB=URI`
+fn parse_move(text: &str) -> Result<(guest::Glob, String), String> {
+    let (glob, to) = text.rsplit_once('=').ok_or("use GLOB=URI, such as acme-*=tcp:10.0.0.2:4444")?;
+    Ok((glob.parse()?, parse_destination(to)?))
+}
+
 impl ApplyArgs {
     /// How looks are kept for admissions, by a process that balances all guests continuously.
     fn keep(&self, selection: &Selection) -> Option<Keep> {
@@ -152,6 +164,7 @@ impl Common {
             floor_bytes: self.floor,
             within: self.within.clone(),
             owners: self.owners.clone(),
+            moves: self.moves.clone(),
         }
     }
 
@@ -225,7 +238,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
     }
     let (mut is_first, mut ladder, mut paces, mut stillness) =
         (true, Ladder::default(), Paces::default(), Stillness::default());
-    let every = Duration::from_secs(apply.every.unwrap_or(1));
+    let (every, mut mover) = (Duration::from_secs(apply.every.unwrap_or(1)), Mover::default());
     loop {
         if world.is_still(&mut stillness) {
             world.rest(every);
@@ -249,6 +262,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
         let paused = hold.end(&mut world.ledger, &turn)?;
         drop(turn);
+        mover.go(answered.proposal.as_ref(), &common.service.words());
         world.learn(&outcomes, at);
         let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
         let had_nothing_to_do = outcomes.is_empty() && paused.is_empty() && ladder.rung() == Rung::Idle;

@@ -3,6 +3,7 @@
 use super::park::{named, parked};
 use super::which::Which;
 use anyhow::{Context, bail, ensure};
+use api::change::parse_destination;
 use cli::exit::{Outcome, Stop};
 use cli::size::bytes;
 use cli::{output, say};
@@ -67,17 +68,6 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// A socket, and no command that QEMU would run with its own rights.
-fn parse_destination(text: &str) -> Result<String, String> {
-    let is_port = |text: &str| text.parse::<u16>().is_ok_and(|port| port > 0);
-    let is_right = match text.split_once(':') {
-        Some(("tcp", rest)) => rest.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && is_port(port)),
-        Some(("unix", path)) => path.starts_with('/'),
-        _ => false,
-    };
-    if is_right { Ok(text.to_owned()) } else { Err("use tcp:HOST:PORT or unix:/PATH".to_owned()) }
 }
 
 /// The output of `pagefold-place weigh`.
@@ -242,20 +232,5 @@ fn weigh(args: &Args, guest: &Guest, last_bytes: u64) -> anyhow::Result<Weighed>
         Some(0) => Ok(serde_json::from_slice(&output.stdout).context("pagefold-place weigh prints something else")?),
         Some(2) => Err(Stop::Usage("the guest was not weighed".into()).into()),
         _ => bail!("the guest was not weighed"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_sockets_are_destinations() {
-        for right in ["tcp:10.0.0.2:4444", "tcp:[fe80::1]:4444", "tcp:host.example:1", "unix:/run/x"] {
-            assert_eq!(parse_destination(right), Ok(right.to_owned()));
-        }
-        for wrong in ["exec:cat", "fd:3", "tcp:host", "tcp::4444", "tcp:host:0", "host:4444", "unix:x", "", "tcp:h:p"] {
-            assert!(parse_destination(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -253,7 +253,7 @@ fn assert_one_guest_is_proposed(guests_of: &Guests) {
     let stands = &status["proposal"];
     assert_documented(&["pagefold balance"], stands);
     let [made] = &made[..] else { panic!("{made:?}") };
-    let same = ["guest", "frees_bytes", "costs_bytes", "first_s", "next_s", "command"];
+    let same = ["guest", "frees_bytes", "costs_bytes", "first_s", "next_s", "to", "command"];
     assert!(same.iter().all(|field| made[field] == stands[field]), "{made} and {stands}");
     let [frees, costs, first_s, next_s] =
         ["frees_bytes", "costs_bytes", "first_s", "next_s"].map(|field| number(&made[field]));
@@ -262,6 +262,7 @@ fn assert_one_guest_is_proposed(guests_of: &Guests) {
     let name = guest.expect("it is there")["name"].as_str().expect("a name").to_owned();
     let pid = guests_of.listed.iter().find(|one| common::lab::name(one) == name).expect("it is ours")["pid"].clone();
     assert_eq!(made["command"], format!("pagefold migrate {pid} --to tcp:HOST:PORT"));
+    assert!(made["to"].is_null(), "no rule has a destination: {made}");
     let as_json = guests_of.command(&["status"]);
     let mut as_text = Command::new(env!("CARGO_BIN_EXE_pagefold"));
     as_text.args(as_json.get_args().filter(|word| *word != "--json"));

@@ -5,6 +5,7 @@ mod common;
 
 mod arrives;
 mod cut;
+mod proposed;
 mod refused;
 mod rig;
 mod stays;

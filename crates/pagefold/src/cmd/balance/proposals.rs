@@ -1,4 +1,5 @@
-//! The rung `advise` of the pressure ladder: a guest that should go to another host. Nobody moves it but the operator.
+//! The rung `advise` of the pressure ladder: a guest that should go to another host. It is moved at once
+//! where a rule has its destination; else nobody moves it but the operator.
 
 use super::world::World;
 use crate::cmd::migrate;
@@ -7,6 +8,8 @@ use cli::say;
 use cli::size::bytes;
 use guest::Guest;
 use lend::{Entry, Movable, Proposed, Turn};
+use std::ffi::OsString;
+use std::process::{Child, Command, Stdio};
 
 impl World<'_> {
     /// Proposes a guest for another host, where that is due.
@@ -16,7 +19,7 @@ impl World<'_> {
         let Some(proposal) = proposals.see(self.gatherer.at_s(), &self.facts, &can_go) else { return Ok(None) };
         self.ledger.note_proposals(turn, proposals)?;
         let Some(guest) = self.guest(&proposal.guest) else { return Ok(None) };
-        let proposed = Proposed::of(proposal, guest);
+        let proposed = Proposed::of(proposal, guest, self.destination(guest));
         self.ledger.write_down(turn, Entry::Proposal { at_s: host::boot_clock_s(), proposed: &proposed })?;
         say!("pagefold: memory: {}", in_words(&proposed));
         Ok(Some(proposed))
@@ -25,7 +28,12 @@ impl World<'_> {
     /// The proposal that stands: its guest is there, and the host is short of memory.
     pub fn proposed(&self) -> Option<Proposed> {
         let proposal = self.ledger.proposals().last().filter(|_| self.facts.host.rung >= Rung::Advise)?;
-        Some(Proposed::of(proposal.clone(), self.guest(&proposal.guest)?))
+        let guest = self.guest(&proposal.guest)?;
+        Some(Proposed::of(proposal.clone(), guest, self.destination(guest)))
+    }
+
+    fn destination(&self, guest: &Guest) -> Option<&str> {
+        self.gatherer.rules().destination(guest, &self.guests)
     }
 
     fn guest(&self, id: &str) -> Option<&Guest> {
@@ -38,11 +46,30 @@ impl World<'_> {
     }
 }
 
+/// The `pagefold migrate` that this process has started. It goes on where this process is killed.
+#[derive(Default)]
+pub struct Mover(Option<Child>);
+
+impl Mover {
+    /// Moves a guest that was just proposed, if there is a destination for it. Its journal has the end.
+    pub fn go(&mut self, proposed: Option<&Proposed>, service: &[OsString]) {
+        self.0.take_if(|child| child.try_wait().is_ok_and(|ended| ended.is_some()));
+        let Some(proposed) = proposed.filter(|proposed| proposed.to.is_some() && self.0.is_none()) else { return };
+        let mut command = Command::new(cli::OWN_PROGRAM);
+        command.args(proposed.command.splitn(5, ' ').skip(1)).args(service).stdin(Stdio::null()).stdout(Stdio::null());
+        match command.spawn() {
+            Ok(child) => self.0 = Some(child),
+            Err(why) => say!("pagefold: memory: cannot run {}: {why}", proposed.command),
+        }
+    }
+}
+
 /// A proposal in a sentence.
-pub fn in_words(Proposed { proposal, command }: &Proposed) -> String {
+pub fn in_words(Proposed { proposal, to, command }: &Proposed) -> String {
+    let by = if to.is_some() { " (a rule starts it)" } else { "" };
     let [frees, costs] = [proposal.frees_bytes, proposal.costs_bytes].map(bytes);
     format!(
-        "moving {} to another host frees {frees} here, and takes {costs} there: {command}",
+        "moving {} to another host frees {frees} here, and takes {costs} there: {command}{by}",
         cli::printable(&proposal.guest)
     )
 }
