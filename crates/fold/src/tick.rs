@@ -18,9 +18,9 @@ use crate::member::{Cut, DONATION_TIME, Member};
 use crate::pool::{Full, MOST_SEGMENTS};
 use crate::room::Asking;
 use crate::table::MemberId;
+use act::PoolSegment;
 use api::control::{Fold, Identity, News};
 use rustix::fd::OwnedFd;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::ToAgent;
@@ -295,7 +295,13 @@ impl Group {
 
 /// A file of one empty slot.
 fn empty_segment() -> std::io::Result<Rc<OwnedFd>> {
-    let file = memfd_create("pagefold-none", MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, page::PAGE_BYTES as u64)?;
-    Ok(Rc::new(file))
+    Ok(Rc::new(PoolSegment::create("none", 1)?.read_only()?))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn empty_segment_is_one_that_agents_take() {
+        assert_eq!(act::check(super::empty_segment().unwrap(), act::Role::Segment), Ok(()));
+    }
 }
