@@ -248,6 +248,9 @@ pub struct Bill {
 /// such a page was considered counts.
 pub const NO_ROOM: &str = "no_room";
 
+/// State of a member whose control group has too little left below its memory limit for more to be folded.
+pub const NO_HEADROOM: &str = "no_headroom";
+
 /// Frames by the worker's account, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -1,7 +1,7 @@
 //! States of members in words: what each means, and what to do about it. `group show` and `doctor` use the same.
 
 use crate::ask::{PoolLimit, PoolLimitBy};
-use crate::control::{Fold, Settings};
+use crate::control::{Fold, NO_HEADROOM, Settings};
 use page::pages_to_bytes;
 
 /// Remedy for a member whose agent has never connected.
@@ -14,7 +14,7 @@ pub const STOPPED: &str = "stopped";
 pub const FOLDING: &str = "folding";
 
 /// States of members, with their explanations.
-pub const STATES: [(&str, &str); 15] = [
+pub const STATES: [(&str, &str); 16] = [
     ("no_agent", "nothing of it is folded, as no agent of it is connected; what it holds already stays folded"),
     (STOPPED, "its process is stopped, and its agent with it; what is folded stays so"),
     ("nothing_enrolled", "it has advised no memory to be mergeable, and nothing else was asked for"),
@@ -26,6 +26,10 @@ pub const STATES: [(&str, &str); 15] = [
         "the kernel's own merger (ksmd) merges it, with any process of this host that asked for that: groups do not hold there",
     ),
     ("no_room", "it folds onto slots that are there already; no new page gets one, because there is no room for more"),
+    (
+        NO_HEADROOM,
+        "nothing more of it is folded: its control group is too near its memory limit for the memory that folding takes",
+    ),
     ("off", "it was told not to fold"),
     ("unfolded", "it has made all its pages private again, as it was told"),
     ("no_move", "pages cannot be moved (UFFDIO_MOVE) on this kernel, or not by this process"),
@@ -49,6 +53,7 @@ pub fn remedy(state: &str, group: &str, settings: &Settings, (limit, slots): (&P
             "raise the memory limits of its members' control groups: the pool may have half of their sum".into()
         }
         "no_room" => more_room(group, u64::from(settings.pool_slots).max(slots)),
+        NO_HEADROOM => "raise the memory limit of that control group, or leave it as it is: what is folded stays so".into(),
         "nothing_enrolled" => "let it call madvise(MADV_MERGEABLE) (QEMU: mem-merge=on), or start it with \
                                pagefold run --all-anonymous"
             .into(),

@@ -100,6 +100,7 @@ impl Group {
             member.say(&ToAgent::Lease(epoch), Some(Rc::new(lease?)));
         }
         self.count_frames(id);
+        self.look_at_headroom(id, Instant::now());
         self.tell_paces();
         Ok(())
     }
@@ -201,6 +202,9 @@ impl Group {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.stats = stats;
         self.count_frames(id);
+        if self.look_at_headroom(id, now) {
+            self.tell_paces();
+        }
         let Some(member) = self.members.get_mut(&id) else { return };
         let folds = stats_say_it_folds(member.stats.state);
         let place = self.planner.place(id);
@@ -227,6 +231,7 @@ impl Group {
             if !member.is_serving
                 || !self.planner.policy.folds
                 || !self.planner.place(*id).may_fold
+                || !member.headroom.is_left()
                 || member.rests(now)
             {
                 continue;
@@ -307,11 +312,12 @@ const fn stats_say_it_folds(state: MemberState) -> bool {
 }
 
 fn ask_to_fold(planner: &mut crate::plan::Planner, id: MemberId, member: &mut Member) {
-    while member.folds.len() < FOLDS_IN_FLIGHT {
+    while member.folds.len() < FOLDS_IN_FLIGHT && member.headroom.is_left() {
         let runs = planner.next_folds(id);
         if runs.is_empty() {
             return;
         }
+        member.headroom.spend(&runs);
         let request = member.request();
         member.say(&ToAgent::Fold(request, runs.clone()), None);
         member.folds.push_back((request, runs));

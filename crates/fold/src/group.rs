@@ -26,13 +26,13 @@ use crate::turns::Turns;
 use crate::upkeep::Inheritance;
 use crate::why::Question;
 use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
-use host::{ProcessId, Seqpacket};
+use host::{MemoryLimits, ProcessId, Seqpacket};
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use wire::ToAgent;
+use wire::{FoldMode, ToAgent};
 
 /// Most members of a group.
 pub const MOST_MEMBERS: usize = 1024;
@@ -80,6 +80,8 @@ pub struct Group {
     pub(crate) clock: crate::tick::Clock,
     /// The operator's question that a member has not answered.
     pub(crate) question: Option<Question>,
+    /// Memory limits of members, where the kernel tells them.
+    pub(crate) limits: Option<MemoryLimits>,
     news: VecDeque<Message>,
 }
 
@@ -117,6 +119,7 @@ impl Group {
             told_refusal: None,
             clock: crate::tick::Clock::new(now),
             question: None,
+            limits: MemoryLimits::find(),
             news: VecDeque::new(),
         }
     }
@@ -305,11 +308,15 @@ impl Group {
         // `intra_member_only` takes effect after the clearing, and ends at once.
         let intra = self.settings.intra_member_only
             && (self.planner.policy.intra_member_only || self.clearing != Some(Clearing::Separation));
+        let folded = self.planner.policy.folds;
         if self.planner.set_policy(policy(&self.settings, self.clearing.is_some(), intra)) {
             self.planner.start_over();
             self.report_again(now);
             // Members are asked before they are told to fold: otherwise they would report twice.
             self.ask_again(now);
+        }
+        if !folded {
+            self.look_before_folding(now);
         }
         self.tell_paces();
     }
@@ -324,7 +331,11 @@ impl Group {
         let rate = self.settings.scan_rate.or(self.adaptive.as_ref().map(|adaptive| adaptive.rate));
         let shares = pace::shares(rate, &self.pages_in_frames());
         for (member, share) in self.members.values_mut().zip(shares) {
-            let pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
+            let mut pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
+            // An agent that looks for pages takes memory for that.
+            if pace.fold == FoldMode::On && member.headroom.refusal.is_some() {
+                pace.fold = FoldMode::Off;
+            }
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
             // A member that has not read its last frames is told later of what can wait.
             let can_wait = member.told.as_ref().is_some_and(|told| told.fold == pace.fold);

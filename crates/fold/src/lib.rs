@@ -5,6 +5,7 @@
 //!   group      members and settings; conversation: members' messages; tick: timed work
 //!   turns      whose messages are next         adapt   a scan rate that follows its yield
 //!   member     one connection      lease   how long released slots are kept
+//!   headroom   members near the memory limit of their control group
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
 //!   table      pages               index   contents              pool, segment, extents   slots
 //!   proof      whether a free slot may be filled           report, why   answers to the supervisor
@@ -19,6 +20,7 @@ mod extents;
 mod extents_tests;
 mod fleeting;
 mod group;
+mod headroom;
 mod home;
 mod huge;
 mod index;

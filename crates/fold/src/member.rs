@@ -14,6 +14,7 @@
 //! member that never reads costs a few frames.
 
 use crate::dispatch::Donation;
+use crate::headroom::Headroom;
 use crate::lease::{Leases, NotOffered};
 use crate::settle::{Lie, NotBooked};
 use crate::table::MemberId;
@@ -172,6 +173,8 @@ pub struct Member {
     pub stats: MemberStats,
     /// Pages of its process that were in frames when it sent these counters, as the kernel tells.
     pub resident_pages: u64,
+    /// Memory that its control group leaves to folding.
+    pub headroom: Headroom,
     /// The pace that it was sent last.
     pub told: Option<Pace>,
     /// When it is asked for a full report.
@@ -209,6 +212,7 @@ impl Member {
             next_request: 0,
             stats: MemberStats::default(),
             resident_pages: 0,
+            headroom: Headroom::default(),
             told: None,
             again: Again { due: None, wait: AGAIN.0 },
             rests_until: None,

@@ -1,8 +1,11 @@
 //! The group's report to the supervisor.
 
 use crate::group::Group;
+use crate::member::Member;
 use crate::table::MemberId;
-use api::control::{AdaptiveRate, Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_ROOM, by_reason};
+use api::control::{
+    AdaptiveRate, Bill, CONTROL_BYTES, Frames, GroupReport, MemberReport, NO_HEADROOM, NO_ROOM, by_reason,
+};
 use page::Savings;
 use std::time::Instant;
 use wire::{Counters, MemberState, MemberStats, Outcome, Stalls};
@@ -37,9 +40,14 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// A member's state and its details. If the group's pool gives out no slots (`no_room`), that is the state of members
-/// that fold.
-fn state_of(stats: &MemberStats, no_room: Option<&str>) -> (&'static str, String) {
+/// A member's state and its details. If the group's pool gives out no slots (`no_room`), or the member's control group is too near its
+/// memory limit (`no_headroom`), that is the state of a member that folds.
+fn state_of(member: &Member, folds: bool, no_room: Option<&str>) -> (&'static str, String) {
+    let stats = &member.stats;
+    let is_open = folds && matches!(stats.state, MemberState::Folding | MemberState::Off);
+    if let Some(why) = member.headroom.refusal.as_ref().filter(|_| is_open) {
+        return (NO_HEADROOM, why.clone());
+    }
     match (stats.state, no_room) {
         (MemberState::Folding, Some(full)) => (NO_ROOM, full.to_owned()),
         (MemberState::Folding, None) if stats.detail.is_empty() => (stats.state.name(), why_nothing(stats)),
@@ -151,7 +159,7 @@ impl Group {
     fn report_members(&self, report: &mut GroupReport, mapped: &[[u64; 2]]) {
         let connected = self.members.values().zip(mapped).map(|(member, [mapped, sent])| {
             let stats = &member.stats;
-            let (state, detail) = state_of(stats, report.no_room.as_deref());
+            let (state, detail) = state_of(member, self.planner.policy.folds, report.no_room.as_deref());
             MemberReport {
                 name: member.identity.name.clone(),
                 pid: member.identity.pid,

@@ -128,8 +128,16 @@ impl MemoryLimits {
 
     /// Memory that processes of a group can get before the kernel ends one of them, if nothing is swapped out. `None` if no limit binds.
     pub fn room_bytes(&self, group: &str) -> Option<u64> {
-        let bound = self.inside(group)?.ancestors().filter(|group| self.limit(group) < crate::ram_bytes());
-        bound.map(|group| self.limit(group).saturating_sub(self.needed(group, self.files.reclaimed))).min()
+        self.rooms(group).into_iter().map(|(_, room)| room).min()
+    }
+
+    /// The groups whose limits bind processes of this one, and the bytes that each leaves, as [`Self::room_bytes`] has them. None where
+    /// the kernel does not tell.
+    pub fn rooms(&self, group: &str) -> Vec<(PathBuf, u64)> {
+        let all = self.inside(group).into_iter().flat_map(Path::ancestors);
+        let bound = all.map(|group| (group, self.limit(group))).filter(|(_, limit)| *limit < crate::ram_bytes());
+        let room = |(group, limit): (&Path, u64)| limit.saturating_sub(self.needed(group, self.files.reclaimed));
+        bound.map(|bound| (self.mounted.join(bound.0), room(bound))).collect()
     }
 
     /// The directory of a group; `None` for the one that holds all others, or if it cannot be seen.
@@ -341,6 +349,7 @@ mod tests {
             let stat = format!("anon 7\n{}{}\n{}{}\n", files.idle, 100 * M, files.reclaimed[0], 50 * M);
             fs::write(dir.path().join("t/memory.stat"), stat).unwrap();
             assert_eq!((limits.room_bytes("/t/a"), limits.room_bytes("/other")), (Some(160 * M), None));
+            assert_eq!(limits.rooms("/t/a"), [("/t".into(), 160 * M)]);
             fs::write(dir.path().join("t").join(files.used), format!("{}\n", 2000 * M)).unwrap();
             assert_eq!(limits.room_bytes("/t"), Some(0));
         }

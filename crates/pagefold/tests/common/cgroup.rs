@@ -2,6 +2,7 @@
 
 use super::Afterwards;
 use std::fs;
+use std::path::PathBuf;
 
 /// A memory control group of a test's own, in the v1 or v2 hierarchy; `None`, with the reason printed, if it cannot be
 /// made.
@@ -20,6 +21,13 @@ pub fn small_memory(token: &str, bytes: u64) -> Option<(String, Afterwards)> {
             None
         }
     }
+}
+
+/// Writes the limit of a control group in either version.
+pub fn limit(cgroup: &str, bytes: u64) {
+    let of = |file| PathBuf::from(cgroup).join(file);
+    let file = [of("memory.limit_in_bytes"), of("memory.max")].into_iter().find(|file| file.exists());
+    fs::write(file.expect("a limit"), bytes.to_string()).expect("set the limit");
 }
 
 /// Path of the control group in this directory, as `/proc/PID/cgroup` has it.

@@ -4,7 +4,7 @@
 //! or in the name of its group. A shell that outlives the test kills all processes with that token.
 
 #[allow(unused_imports, reason = "each test binary uses its part of this")]
-pub use super::cgroup::{cgroup_path, small_memory};
+pub use super::cgroup::{cgroup_path, limit, small_memory};
 use super::keeper::Keeper;
 #[allow(unused_imports, reason = "each test binary uses its part of this")]
 pub use super::member::{Member, failures, find_member, folded_pages, member};

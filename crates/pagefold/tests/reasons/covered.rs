@@ -40,6 +40,7 @@ fn of_others(state: &str) -> Option<(&'static str, &'static str)> {
         "stopped" => ("reasons/main.rs", "stopped_member_says_so_until_it_goes_on"),
         "ksm" => ("via_ksm.rs", "ksmd_merges_started_and_attached_members_until_they_are_detached"),
         "no_room" => ("reasons/main.rs", "full_pool_is_named_and_enlarged"),
+        "no_headroom" => ("headroom.rs", "program_below_its_memory_limit_lives_through_storms"),
         _ => return None,
     })
 }

@@ -3,7 +3,7 @@
 use crate::cmd::absent;
 use api::ask::{MemberLine, PoolLimit};
 use api::client::Service;
-use api::control::{GroupReport, NO_ROOM, Settings};
+use api::control::{GroupReport, NO_HEADROOM, NO_ROOM, Settings};
 use api::enrol::Via;
 use api::member_words;
 use api::place::Meant;
@@ -136,7 +136,7 @@ impl Folding {
         let meaning = member_words::meaning(state);
         match (state, remedy) {
             (_, None) => check(format!("yes: {who}; {folded} of {enrolled} are folded{detail}")),
-            (NO_ROOM, Some(fix)) => {
+            (NO_ROOM | NO_HEADROOM, Some(fix)) => {
                 check(format!("in part: {who}; {folded} of {enrolled} are folded; {meaning}{detail}")).warn(fix)
             }
             (_, Some(fix)) => check(format!("no: {who}: {meaning}{detail}")).warn(fix),
@@ -208,6 +208,7 @@ mod tests {
             ("nothing_mapped", true, "can be taken", Some("without --all-anonymous")),
             ("not_foldable", true, "can be folded", Some("without what is named")),
             ("no_room", true, "in part: member m0", Some("group set acme --pool")),
+            ("no_headroom", true, "in part: member m0", Some("raise the memory limit")),
             ("off", true, "told not to", Some("group set acme --fold on")),
             ("unpinned", true, "does not pin", Some("start it again without")),
             ("no_vma", true, "vm.max_map_count", Some("sysctl")),

@@ -1,0 +1,212 @@
+//! Members near the memory limit of their control group.
+//!
+//! A fold takes a page off the account of its member's control group, and a break puts it back. So the memory that the group has when all
+//! folded pages are broken does not depend on how many are folded. Memory that folding takes there comes on top: mappings, and the agent's
+//! tables. With little room below the limit, the kernel would end a process for these alone. So they get no more than this:
+//!
+//! ```text
+//!   left = room below the limit - folded pages - tables to come - KEPT
+//! ```
+//!
+//! | left | the members of that control group |
+//! |---|---|
+//! | some | fold. The runs that they are asked for are taken off until the next look |
+//! | nothing | fold nothing more, state `no_headroom`; their agents rest |
+//! | nothing, and without folding they would be beyond the limit | fold little by little: the kernel would have ended one already |
+//!
+//! Each look follows a member's statistics. With much left or without a limit, the next one is 2 s later. A limit that cannot be read is
+//! none. Swap is left out: a break that finds room there alone is slow.
+
+use crate::group::Group;
+use crate::table::MemberId;
+use page::pages_to_bytes;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use wire::{DONATION_PAGES, FoldRun, Target};
+
+/// Memory that an agent takes for a moment, in bytes: 4 MiB. These are a copy of two megabytes that it collapses, the window of donations,
+/// and 1 MiB for all else. Of several agents, not all do so at once: each further one has 1/8 of that.
+const KEPT_BYTES: u64 = pages_to_bytes(512 + DONATION_PAGES as u64) + (1 << 20);
+/// Memory beyond that with which folding begins again, in bytes: 1 MiB.
+const AGAIN_BYTES: u64 = 1 << 20;
+/// Kernel memory of a run, in bytes: 672, for two mappings and what a break needs. 5,120 single pages took 663 each, and nothing more
+/// when they were written.
+const RUN_BYTES: u64 = 672;
+/// Tables of an agent for each page of its process, in bytes: 32. Agents of four guests took 19.
+const TABLE_BYTES: u64 = 32;
+/// Memory for folding beyond the limit from one look to the next, in bytes, and the time after which that is believed. 1 MiB, 5 s: agents
+/// tell a moment late which folded pages were written.
+const BEYOND: (u64, Duration) = (1 << 20, Duration::from_secs(5));
+/// Memory for folding with which the next look can wait, in bytes, and how long that is: 64 MiB, 2 s.
+const MUCH: (u64, Duration) = (64 << 20, Duration::from_secs(2));
+
+/// Memory that a member's control group leaves to folding.
+#[derive(Debug, Default)]
+pub struct Headroom {
+    /// The control group, by the kernel.
+    group: Option<String>,
+    next_look: Option<Instant>,
+    /// Memory that folding may still take there, in bytes; `None`: no limit binds.
+    left: Option<u64>,
+    /// Since when nothing is left.
+    short_since: Option<Instant>,
+    /// Why nothing more of the member is folded; `None` if it is folded.
+    pub refusal: Option<String>,
+}
+
+/// Memory of members in a control group, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    members: u64,
+    /// Folded pages, those that may be folded in a moment, and pages of zeros that were given back.
+    folded: u64,
+    /// Pages of them that members were asked to fold and have not answered.
+    asked: u64,
+    /// Memory that folding has taken, as was told last: mappings, tables.
+    taken: u64,
+    to_come: u64,
+}
+
+impl Account {
+    fn kept(&self) -> u64 {
+        KEPT_BYTES / 8 * (self.members + 7)
+    }
+
+    /// Memory that folding may take, for each member, with so much room below the limit. `was_short`: nothing was left at the last look.
+    fn left(&self, room: u64, was_short: bool) -> u64 {
+        let kept = self.kept() + if was_short { AGAIN_BYTES } else { 0 };
+        room.saturating_sub(self.folded.saturating_add(self.to_come).saturating_add(kept)) / self.members.max(1)
+    }
+
+    /// Whether the members would be beyond the limit without folding, even if folding takes twice as much as is known.
+    fn is_beyond(&self, room: u64) -> bool {
+        self.folded.saturating_sub(room) > self.taken.saturating_mul(2).saturating_add(self.kept())
+    }
+}
+
+impl Headroom {
+    /// Whether the member may be asked to fold.
+    pub const fn is_left(&self) -> bool {
+        !matches!(self.left, Some(0))
+    }
+
+    /// Takes off what these runs take if all of them are folded. Zeros need no mapping.
+    pub fn spend(&mut self, runs: &[FoldRun]) {
+        let mapped = runs.iter().filter(|run| run.target != Target::Zero).count() as u64;
+        self.left = self.left.map(|left| left.saturating_sub(mapped * RUN_BYTES));
+    }
+
+    /// Takes in a look: the account of the control group that leaves least, if a limit binds, and the room below it.
+    fn judge(&mut self, least: Option<&(Account, PathBuf, u64)>, now: Instant) {
+        self.left = least.map(|(account, _, room)| account.left(*room, self.short_since.is_some()));
+        self.next_look = self.left.is_none_or(|left| left > MUCH.0).then_some(now + MUCH.1);
+        let Some((account, bound, room)) = least.filter(|_| !self.is_left()) else {
+            (self.short_since, self.refusal) = (None, None);
+            return;
+        };
+        // Pages that are being folded count twice: as folded, and as the member's own. Until it has answered, nothing is decided.
+        if account.asked > 0 {
+            return;
+        }
+        let since = *self.short_since.get_or_insert(now);
+        if account.is_beyond(*room) && now.saturating_duration_since(since) >= BEYOND.1 {
+            (self.left, self.refusal) = (Some(BEYOND.0), None);
+            return;
+        }
+        self.refusal = Some(format!(
+            "the memory limit of control group {} leaves {} MiB, and {} MiB are folded there: if all of that were written, too little would be \
+             left for the memory that folding takes, and the kernel could end a process",
+            bound.display(),
+            room >> 20,
+            account.folded >> 20
+        ));
+    }
+}
+
+impl Group {
+    /// Looks at all members, which are about to be told to fold.
+    pub(crate) fn look_before_folding(&mut self, now: Instant) {
+        for id in self.members.keys().copied().collect::<Vec<_>>() {
+            self.members.entry(id).and_modify(|member| member.headroom.next_look = None);
+            self.look_at_headroom(id, now);
+        }
+    }
+
+    /// Looks at the control group of a member, if a look is due. Says whether the member is to be told to fold, or no longer.
+    pub(crate) fn look_at_headroom(&mut self, id: MemberId, now: Instant) -> bool {
+        let (Some(limits), Some(member)) = (&self.limits, self.members.get_mut(&id)) else { return false };
+        let headroom = &mut member.headroom;
+        if headroom.next_look.is_some_and(|next| now < next) {
+            return false;
+        }
+        headroom.group = limits.group_of(member.identity.pid);
+        let rooms = headroom.group.as_deref().map(|group| limits.rooms(group)).unwrap_or_default();
+        let (was_short, was_refused) = (headroom.short_since.is_some(), headroom.refusal.is_some());
+        let accounts = rooms.into_iter().map(|(bound, room)| (self.account(&bound), bound, room));
+        let least = accounts.min_by_key(|(account, _, room)| account.left(*room, was_short));
+        let Some(member) = self.members.get_mut(&id) else { return false };
+        member.headroom.judge(least.as_ref(), now);
+        member.headroom.refusal.is_some() != was_refused
+    }
+
+    /// The account of a control group: of all members in it and in those below it.
+    fn account(&mut self, bound: &Path) -> Account {
+        let mut all = Account::default();
+        for (id, member) in &self.members {
+            if !member.headroom.group.as_ref().is_some_and(|group| Path::new(group).starts_with(bound)) {
+                continue;
+            }
+            let (stats, place) = (&member.stats, self.planner.place(*id));
+            // Members choose these numbers, so no sum of them may overflow.
+            let add = |to: &mut u64, bytes: u64| *to = to.saturating_add(bytes);
+            let bytes = |pages: u64| pages_to_bytes(pages.min(u64::MAX >> 16));
+            // Pages that were folded and not touched since are in no page table.
+            let frames = if member.resident_pages == u64::MAX { 0 } else { member.resident_pages + place.mapped };
+            all.members += 1;
+            add(&mut all.folded, bytes((place.mapped + place.sent).saturating_add(stats.zero_pages)));
+            add(&mut all.asked, bytes(place.sent));
+            add(&mut all.taken, stats.agent_bytes.saturating_add(stats.vmas.saturating_mul(RUN_BYTES / 2)));
+            add(&mut all.to_come, frames.saturating_mul(TABLE_BYTES).saturating_sub(stats.agent_bytes));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    /// A member of which 100 MiB are folded. Folding has taken 3 MiB, and will take 1 MiB more.
+    const ONE: Account = Account { members: 1, folded: 100 * M, asked: 0, taken: 3 * M, to_come: M };
+
+    #[test]
+    fn folding_gets_no_memory_that_its_broken_pages_need() {
+        let all = 101 * M + KEPT_BYTES;
+        assert_eq!([all - M, all, all + 7 * M].map(|room| ONE.left(room, false)), [0, 0, 7 * M]);
+        assert_eq!([M, 3 * M].map(|more| ONE.left(all + more, true)), [0, 2 * M], "it begins again with more");
+        let two = Account { members: 2, ..ONE };
+        assert_eq!(two.left(all + KEPT_BYTES / 8 + 6 * M, false), 3 * M, "each has a part");
+    }
+
+    #[test]
+    fn members_that_are_beyond_their_limit_without_folding_go_on_after_a_while() {
+        let (mut headroom, now) = (Headroom::default(), Instant::now());
+        let mut look = |room, account: Account, after| {
+            headroom.judge(Some(&(account, "/t".into(), room)), now + after);
+            (
+                headroom.left,
+                headroom.refusal.as_ref().map(|why| why.contains("group /t leaves 80 MiB, and 100 MiB are")),
+            )
+        };
+        let (room, all) = (80 * M, 101 * M + KEPT_BYTES);
+        assert_eq!(look(room, Account { asked: 1, ..ONE }, Duration::ZERO), (Some(0), None), "its answers decide");
+        assert_eq!(look(room, ONE, Duration::ZERO), (Some(0), Some(true)), "it may not have told of all breaks");
+        assert_eq!(look(room, ONE, BEYOND.1), (Some(BEYOND.0), None));
+        assert_eq!(look(all, ONE, BEYOND.1), (Some(0), Some(false)), "folding takes what is missing");
+        assert_eq!(look(all + 2 * M, ONE, BEYOND.1), (Some(M), None), "the limit was raised");
+        headroom.judge(None, now);
+        assert!(headroom.is_left() && headroom.left.is_none());
+    }
+}
