@@ -14,7 +14,7 @@
 //! | nothing | fold nothing more, state `no_headroom`; their agents rest |
 //! | nothing, and without folding they would be beyond the limit | fold little by little: the kernel would have ended one already |
 //!
-//! Each look follows a member's statistics. With much left or without a limit, the next one is 2 s later. A limit that cannot be read is
+//! Each look follows a member's statistics. With much left, the next one is 2 s later, without a limit 10 s. A limit that cannot be read is
 //! none. Swap is left out: a break that finds room there alone is slow.
 
 use crate::group::Group;
@@ -39,6 +39,8 @@ const TABLE_BYTES: u64 = 32;
 const BEYOND: (u64, Duration) = (1 << 20, Duration::from_secs(5));
 /// Memory for folding with which the next look can wait, in bytes, and how long that is: 64 MiB, 2 s.
 const MUCH: (u64, Duration) = (64 << 20, Duration::from_secs(2));
+/// Time between two looks where no limit binds: 10 s.
+const UNBOUND_EVERY: Duration = Duration::from_secs(10);
 
 /// Memory that a member's control group leaves to folding.
 #[derive(Debug, Default)]
@@ -99,7 +101,10 @@ impl Headroom {
     /// Takes in a look: the account of the control group that leaves least, if a limit binds, and the room below it.
     fn judge(&mut self, least: Option<&(Account, PathBuf, u64)>, now: Instant) {
         self.left = least.map(|(account, _, room)| account.left(*room, self.short_since.is_some()));
-        self.next_look = self.left.is_none_or(|left| left > MUCH.0).then_some(now + MUCH.1);
+        self.next_look = match self.left {
+            None => Some(now + UNBOUND_EVERY),
+            Some(left) => (left > MUCH.0).then_some(now + MUCH.1),
+        };
         let Some((account, bound, room)) = least.filter(|_| !self.is_left()) else {
             (self.short_since, self.refusal) = (None, None);
             return;
