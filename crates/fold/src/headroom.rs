@@ -214,4 +214,17 @@ mod tests {
         headroom.judge(None, now);
         assert!(headroom.is_left() && headroom.left.is_none());
     }
+
+    #[test]
+    fn requests_spend_what_is_left_and_zeros_do_not() {
+        let run = |target| FoldRun { start: page::HostVirt(4096), pages: 9, target };
+        let slot = run(Target::Slot(page::PoolSlot::new(0, 1).unwrap()));
+        let mut headroom = Headroom { left: Some(2 * RUN_BYTES - 1), ..Headroom::default() };
+        let mut left = |runs: &[FoldRun]| {
+            headroom.spend(runs);
+            headroom.left
+        };
+        assert_eq!([left(&[run(Target::Zero)]), left(&[slot])], [Some(2 * RUN_BYTES - 1), Some(RUN_BYTES - 1)]);
+        assert_eq!(left(&[slot]), Some(0));
+    }
 }

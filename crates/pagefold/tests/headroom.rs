@@ -68,6 +68,16 @@ fn storm(service: &Service, program: &mut Member, least: u64) -> u64 {
     folded
 }
 
+/// Waits until the member folds again.
+fn assert_goes_on(service: &Service, program: &mut Member) {
+    // A content that did not stay folded waits for a while.
+    assert_eq!(program.tell("other"), "ok");
+    until(60, "it is folded, with more room", || {
+        let row = row(service);
+        row["state"] == "folding" && number(&row["folded_pages"]) >= 100
+    });
+}
+
 /// Fails without the look at control groups: folding takes 6 MiB for mappings of single pages, and the program is killed.
 #[test]
 fn program_below_its_memory_limit_lives_through_storms() {
@@ -115,10 +125,5 @@ fn program_below_its_memory_limit_lives_through_storms() {
     }
     until(60, "all is written", || number(&row(&service)["folded_pages"]) == 0);
     limit(&cgroup, MUCH);
-    // A content that did not stay folded waits for a while.
-    assert_eq!(program.tell("other"), "ok");
-    until(60, "it is folded, with more room", || {
-        let row = row(&service);
-        row["state"] == "folding" && number(&row["folded_pages"]) >= 100
-    });
+    assert_goes_on(&service, &mut program);
 }
