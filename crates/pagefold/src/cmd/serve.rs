@@ -86,6 +86,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   [[guest]]                        # what its name or id matches keeps this; the rest may be lent
   name = \"acme-*\"
   guaranteed = \"256M\"
+  move-to = \"tcp:10.0.0.2:4444\"    # where it is moved when it is proposed while memory is short
 
   [park]                           # optional: guests that do nothing stand still, until pagefold wake
   idle = \"10m\"                     # for so long
