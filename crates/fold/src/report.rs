@@ -40,8 +40,8 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// A member's state and its details. If the group's pool gives out no slots (`no_room`), or the member's control group is too near its
-/// memory limit (`no_headroom`), that is the state of a member that folds.
+/// A member's state and its details. A member that folds has the state `no_headroom` if its control group is too near its memory limit,
+/// and else `no_room` if the group's pool gives out no slots.
 fn state_of(member: &Member, folds: bool, no_room: Option<&str>) -> (&'static str, String) {
     let stats = &member.stats;
     let is_open = folds && matches!(stats.state, MemberState::Folding | MemberState::Off);
