@@ -12,7 +12,7 @@ use attach::children::Children;
 use attach::inject::{Injected, inject, look_at_filters};
 use attach::object::Object;
 use attach::refuse::Facts;
-use attach::serve::{End, Serving};
+use attach::serve::{End, NICENESS, Serving};
 use attach::take_over::{is_there, take_over};
 use attach::{gate, ksm, object, refuse};
 use clap::Parser;
@@ -33,8 +33,6 @@ const OBJECT: &str = "pagefold-agent";
 const SERVICE_TIME: Duration = Duration::from_secs(30);
 /// Time between two such questions: 20 ms.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// Niceness of this program.
-const PRIORITY: i32 = -15;
 
 /// Puts the agent into a running process; `pagefold attach` starts it
 #[derive(Parser)]
@@ -178,7 +176,7 @@ fn print_attached(args: &Order, facts: Facts, stopped: Duration) -> anyhow::Resu
 /// Takes the place of a `pagefold-attach` that was killed beside a process with an agent.
 fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let signals = Signals::catch().context("cannot catch signals")?;
-    let _ = rustix::process::setpriority_process(None, PRIORITY);
+    let _ = rustix::process::setpriority_process(None, NICENESS);
     if !is_there(args.pid) {
         // There is no agent, because the process has executed another program. If it maps nothing of the pool, it is no
         // member any more.
@@ -222,7 +220,7 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     }
     // While its threads are stopped, the program waits for this process, so this one gets a high priority. Without the
     // right to set it, the program waits a little longer.
-    let _ = rustix::process::setpriority_process(None, PRIORITY);
+    let _ = rustix::process::setpriority_process(None, NICENESS);
     service.attach(process, &args.group, args.name.as_deref(), args.by_rule, Via::Agent, false)?;
     let tell = |why: &anyhow::Error| is_no_member(&service, process, why);
     let injected = inject(args.pid, &object, &environment(args, &service.place)?, &signals, tell)?;

@@ -32,7 +32,7 @@ use host::{Caught, ForeignFile, Peer, ProcessId, Received, Seqpacket, Signals};
 use page::{HostVirt, PageRange, pages_to_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::Pid;
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -53,6 +53,10 @@ const END_OF_PROCESS: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// Time for the agent's threads to end: 10 s.
 const END_TIME: Duration = Duration::from_secs(10);
+/// Niceness of this program, and of the thread of an agent that leaves: -15.
+pub const NICENESS: i32 = -15;
+/// Longest time for which an agent that leaves has that niceness: 10 s. The program could use the thread for itself.
+const HURRY: Duration = Duration::from_secs(10);
 /// Time between two looks whether a process was thawed: 50 ms.
 const THAW_LOOK: Duration = Duration::from_millis(50);
 
@@ -102,6 +106,8 @@ pub struct Serving {
     gate: Option<Gate>,
     /// Time of the next question whether the agent may leave; `None` if it is not asked to leave.
     leave: Option<Instant>,
+    /// Since when the agent's thread has the niceness of this program, because it leaves; and its niceness before.
+    hurried: Option<(Instant, i32)>,
     began: Instant,
     children: Children,
     /// When the process was last looked at.
@@ -141,6 +147,7 @@ impl Serving {
             place,
             gate: gate.map(Gate::new),
             leave: None,
+            hurried: None,
             began: Instant::now(),
             children,
             looked: Instant::now(),
@@ -206,8 +213,19 @@ impl Serving {
                 // The agent needs halts to unfold. While a gate waits to be led to, all halts are refused, so the gate
                 // is given up.
                 self.gate = None;
+                let before = getpriority_process(Some(self.thread)).unwrap_or(0);
+                self.hurried = Some((Instant::now(), before));
+                self.set_niceness(NICENESS);
             }
         }
+        if let Some((_, before)) = self.hurried.take_if(|(since, _)| since.elapsed() >= HURRY) {
+            self.set_niceness(before);
+        }
+    }
+
+    /// Sets the niceness of the agent's thread, which unfolds. Without the right to do that, unfolding takes longer on a busy host.
+    fn set_niceness(&self, niceness: i32) {
+        let _ = setpriority_process(Some(self.thread), niceness);
     }
 
     /// Leads the program's calls to the gate, if that is to be done now.
@@ -373,6 +391,7 @@ impl Serving {
             .due()
             .into_iter()
             .chain(self.leave)
+            .chain(self.hurried.map(|(since, _)| since + HURRY))
             .chain(self.gate.map(|gate| gate.due))
             .chain(self.children.due())
             .min()

@@ -6,7 +6,7 @@ use crate::threads;
 use api::place::Place;
 use host::{Files, ProcessId, Received, Seqpacket, SeqpacketListener, Signals};
 use page::HostVirt;
-use rustix::process::Pid;
+use rustix::process::{Pid, getpriority_process};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FromAttached, Server, ToAttached};
@@ -185,6 +185,27 @@ fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
     assert_eq!(serving.own, [number(own)]);
     serving.know_own(vec![number(own), number(other), 1]);
     assert_eq!(serving.own, [number(own), number(other)]);
+    subject.tell_to_end();
+}
+
+/// A thread that the program could use has a high priority for no longer than that.
+#[test]
+fn agent_that_leaves_has_a_high_priority_for_a_while() {
+    let mut subject = Subject::start(&named(PROGRAM, "threads[1].native_id"));
+    let (mut serving, _agent, [own, other]) = serving(&subject);
+    let niceness = || [own, other].map(|thread| getpriority_process(Some(thread)).unwrap());
+    let before = niceness();
+    serving.leave = Some(Instant::now());
+    serving.tell_to_leave(&|| false);
+    assert_eq!(niceness(), before, "it is not told yet");
+    serving.leave = Some(Instant::now());
+    serving.tell_to_leave(&|| true);
+    // Without the right to set it, it is as before.
+    let hurried = if rustix::process::geteuid().is_root() { super::NICENESS } else { before[0] };
+    assert_eq!(niceness(), [hurried, before[1]]);
+    serving.hurried = serving.hurried.and_then(|(since, before)| Some((since.checked_sub(super::HURRY)?, before)));
+    serving.tell_to_leave(&|| true);
+    assert_eq!((niceness(), serving.hurried), (before, None));
     subject.tell_to_end();
 }
 
