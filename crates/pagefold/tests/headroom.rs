@@ -44,6 +44,12 @@ fn storms() -> u32 {
     if is_long { 100 } else { 1 }
 }
 
+/// Distance of the limit from what the program takes alone: 1 MiB in the long form. There, one of 14 short forms beside other tests lost a
+/// program for a reason that is not known (2026-11-30), so they have 3 MiB. Mappings of all single pages take 6 MiB.
+fn margin() -> u64 {
+    if storms() > 1 { M } else { 3 * M }
+}
+
 fn script(cgroup: &str) -> String {
     format!("echo $$ > {cgroup}/cgroup.procs && exec /usr/bin/python3 -c \"$0\" {FOLDED}")
 }
@@ -103,7 +109,7 @@ fn program_below_its_memory_limit_lives_through_storms() {
     until(60, "it is a member", || {
         row(&service)["state"] == "off" && number(&row(&service)["enrolled_pages"]) >= 8 * FOLDED
     });
-    [&beside, &cgroup].into_iter().for_each(|cgroup| limit(cgroup, alone + M));
+    [&beside, &cgroup].into_iter().for_each(|cgroup| limit(cgroup, alone + margin()));
     service.set("acme", &["--fold", "on"]);
     for _ in 0..storms() {
         for kind in ["storm", "fill"] {
