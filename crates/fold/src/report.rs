@@ -40,8 +40,8 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// A member's state and its details. A member that folds has the state `no_headroom` if its control group is too near its memory limit,
-/// and else `no_room` if the group's pool gives out no slots.
+/// A member's state and its details. A member that folds has the state `no_headroom` near its control group's memory limit. Else it has
+/// `no_room` if the group's pool gives out no slots.
 fn state_of(member: &Member, folds: bool, no_room: Option<&str>) -> (&'static str, String) {
     let stats = &member.stats;
     let is_open = folds && matches!(stats.state, MemberState::Folding | MemberState::Off);
