@@ -106,8 +106,10 @@ pub struct Serving {
     gate: Option<Gate>,
     /// Time of the next question whether the agent may leave; `None` if it is not asked to leave.
     leave: Option<Instant>,
-    /// Since when the agent's thread has the niceness of this program, because it leaves; and its niceness before.
+    /// When the agent's thread was given the niceness of this program, because it leaves; and its niceness before.
     hurried: Option<(Instant, i32)>,
+    /// Whether it has the niceness before again.
+    has_hurried: bool,
     began: Instant,
     children: Children,
     /// When the process was last looked at.
@@ -148,6 +150,7 @@ impl Serving {
             gate: gate.map(Gate::new),
             leave: None,
             hurried: None,
+            has_hurried: false,
             began: Instant::now(),
             children,
             looked: Instant::now(),
@@ -213,14 +216,27 @@ impl Serving {
                 // The agent needs halts to unfold. While a gate waits to be led to, all halts are refused, so the gate
                 // is given up.
                 self.gate = None;
-                let before = getpriority_process(Some(self.thread)).unwrap_or(0);
-                self.hurried = Some((Instant::now(), before));
-                self.set_niceness(NICENESS);
+                self.hurry();
             }
         }
-        if let Some((_, before)) = self.hurried.take_if(|(since, _)| since.elapsed() >= HURRY) {
+        if let Some((_, before)) = self.hurried.filter(|_| self.hurry_ends().is_some_and(|end| end <= Instant::now())) {
             self.set_niceness(before);
+            self.has_hurried = true;
         }
+    }
+
+    /// Gives the agent's thread the niceness of this program, once: an agent that cannot leave is told to leave again and again.
+    fn hurry(&mut self) {
+        if self.hurried.is_none() {
+            let before = getpriority_process(Some(self.thread)).unwrap_or(0);
+            self.hurried = Some((Instant::now(), before));
+            self.set_niceness(NICENESS);
+        }
+    }
+
+    /// When the agent's thread gets its niceness back, if it has this program's.
+    fn hurry_ends(&self) -> Option<Instant> {
+        self.hurried.filter(|_| !self.has_hurried).map(|(since, _)| since + HURRY)
     }
 
     /// Sets the niceness of the agent's thread, which unfolds. Without the right to do that, unfolding takes longer on a busy host.
@@ -391,7 +407,7 @@ impl Serving {
             .due()
             .into_iter()
             .chain(self.leave)
-            .chain(self.hurried.map(|(since, _)| since + HURRY))
+            .chain(self.hurry_ends())
             .chain(self.gate.map(|gate| gate.due))
             .chain(self.children.due())
             .min()

@@ -203,9 +203,15 @@ fn agent_that_leaves_has_a_high_priority_for_a_while() {
     // Without the right to set it, it is as before.
     let hurried = if rustix::process::geteuid().is_root() { super::NICENESS } else { before[0] };
     assert_eq!(niceness(), [hurried, before[1]]);
+    // It is told again, because it has not left.
+    serving.leave = Some(Instant::now());
+    serving.tell_to_leave(&|| true);
     serving.hurried = serving.hurried.and_then(|(since, before)| Some((since.checked_sub(super::HURRY)?, before)));
     serving.tell_to_leave(&|| true);
-    assert_eq!((niceness(), serving.hurried), (before, None));
+    assert_eq!((niceness(), serving.hurry_ends()), (before, None));
+    serving.leave = Some(Instant::now());
+    serving.tell_to_leave(&|| true);
+    assert_eq!(niceness(), before, "once is enough");
     subject.tell_to_end();
 }
 
