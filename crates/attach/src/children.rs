@@ -63,7 +63,7 @@ struct Known {
 }
 
 impl Children {
-    /// The children of process `parent`. `arguments` are those of this program, but for the process and its name.
+    /// The children of process `parent`. `arguments` are this program's arguments without the process and its name.
     pub fn new(parent: ProcessId, arguments: Vec<String>) -> Self {
         let after = std::env::var(VARIABLE).ok();
         let after = after.map_or(Some(AFTER), |text| Duration::try_from_secs_f64(text.parse().ok()?).ok());

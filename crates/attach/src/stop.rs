@@ -111,7 +111,7 @@ impl Stopped {
     }
 
     /// Lends the stopped thread. It gets `registers` back afterwards, even if this process is killed. All of its
-    /// signals are blocked meanwhile, and so are those of threads that it makes.
+    /// signals are blocked meanwhile. Threads that it makes inherit the blocked signals.
     ///
     /// # Errors
     /// The thread has ended, or its registers cannot be noted.

@@ -9,7 +9,7 @@
 //!       +---- 15 min again: its guest has gone, or nothing was proposed for 6 h after it was due
 //! ```
 //!
-//! No two proposals are nearer to each other, whatever guests they name: the going of one has to show first.
+//! Two proposals are that far apart whatever guests they name, because the effect of one move has to show before the next.
 
 use crate::facts::{Facts, GuestFacts};
 use crate::ladder::{Pressure, Rung, relief_bytes};

@@ -13,7 +13,7 @@
 //!
 //! Reclaimed pages are those that folded and were not written again within a minute. While tasks of the host wait for
 //! memory, a page is worth eight times as much. Then a window with a good yield doubles the rate even if other tasks
-//! wait for a processor. Processor time is that of the worker and of the agents, for all that they do.
+//! wait for a processor. All processor time of the worker and of the agents counts.
 
 use crate::group::Group;
 use std::time::{Duration, Instant};
