@@ -2,6 +2,7 @@
 //! read them.
 #![forbid(unsafe_code)]
 
+mod cache;
 pub mod exit;
 pub mod journal;
 pub mod log;
@@ -15,6 +16,7 @@ pub mod version;
 /// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
+pub use cache::cache_dir;
 pub use output_file::OutputFile;
 pub use printable::printable;
 pub use size::bytes;

@@ -8,7 +8,7 @@ mod kvm;
 mod userfaultfd;
 
 pub use knobs::{GOOD_MAP_COUNT, why_denied};
-pub use kvm::create_vm;
+pub use kvm::{KvmTrial, create_vm};
 
 use crate::cgroup::CgroupLayout;
 use crate::{Check, Process, frames_visible, has_pagemap_scan};

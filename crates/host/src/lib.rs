@@ -54,7 +54,7 @@ pub use cgroup::{CgroupLayout, Cgroups};
 pub use cgroup_makers::CgroupMakers;
 pub use check::{Check, Status};
 pub use error::{Error, Result};
-pub use features::{GOOD_MAP_COUNT, create_vm, probe_host, why_denied};
+pub use features::{GOOD_MAP_COUNT, KvmTrial, create_vm, probe_host, why_denied};
 pub use file_lock::lock_file;
 pub use file_map::FileMap;
 pub use file_tables::one_of_each_table;

@@ -10,64 +10,30 @@ use crate::image::Boot;
 use crate::life::Mark;
 use crate::place;
 use crate::qemu::{Accelerator, Machine, Sockets, command};
-use std::fs::{self, File};
+use host::KvmTrial;
+use std::fs::File;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// Time-out of the trial boot under KVM: 6 s. A boot takes about 1 s where KVM works.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// Time after which a failed trial is repeated: 1 h. A busy host may have been the cause.
-const AGAIN: Duration = Duration::from_secs(3600);
-/// Content of the answer's file where KVM works; otherwise the file has the reason.
-const WORKS: &str = "yes";
-
-/// Outcome of the trial whether KVM runs a kernel here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trial {
-    /// A kernel boots.
-    Boots,
-    /// It does not, for this reason.
-    Fails(String),
-}
-
-/// The outcome that the next [`crate::Lab::up`] with this cache goes by; `None` if it will make a trial first.
-pub fn kvm_trial(cache: &Cache) -> Option<Trial> {
-    if let Err(e) = host::create_vm() {
-        return Some(Trial::Fails(format!("/dev/kvm: {e}")));
+/// The outcome of a trial. A trial boot, where one is needed, uses `dir` and bears `mark`.
+pub(crate) fn trial(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<KvmTrial> {
+    if let Some(known) = KvmTrial::known(cache.dir()) {
+        return Ok(known);
     }
-    let answer = answer_file(cache).ok()?;
-    let text = fs::read_to_string(&answer).ok()?;
-    if text == WORKS {
-        return Some(Trial::Boots);
+    let _lock = cache.lock("kvm")?;
+    if let Some(known) = KvmTrial::known(cache.dir()) {
+        return Ok(known);
     }
-    let age = fs::metadata(&answer).and_then(|m| m.modified()).ok()?.elapsed().unwrap_or_default();
-    let minutes = age.as_secs() / 60;
-    (age < AGAIN).then(|| Trial::Fails(format!("{text} (tried {minutes} min ago; tried again when that is an hour)")))
-}
-
-impl Trial {
-    /// The outcome. A trial boot, where one is needed, uses `dir` and bears `mark`.
-    pub(crate) fn make(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<Self> {
-        if let Some(known) = kvm_trial(cache) {
-            return Ok(known);
-        }
-        let _lock = cache.lock("kvm")?;
-        if let Some(known) = kvm_trial(cache) {
-            return Ok(known);
-        }
-        let failed = boots_under_kvm(&Boot { disk: None, ..boot.clone() }, &dir.join(".kvm"), mark)?.err();
-        let answer = answer_file(cache)?;
-        let text = failed.as_deref().unwrap_or(WORKS);
-        fs::write(&answer, text).map_err(|e| Error::file("write", &answer, e))?;
-        Ok(failed.map_or(Self::Boots, Self::Fails))
-    }
-}
-
-fn answer_file(cache: &Cache) -> Result<PathBuf> {
-    Ok(cache.dir().join(format!("kvm-{}", host::boot_id()?)))
+    let failed = boots_under_kvm(&Boot { disk: None, ..boot.clone() }, &dir.join(".kvm"), mark)?.err();
+    let trial = failed.map_or(KvmTrial::Boots, KvmTrial::Fails);
+    let answer = KvmTrial::file(cache.dir())?;
+    std::fs::write(&answer, trial.text()).map_err(|e| Error::file("write", &answer, e))?;
+    Ok(trial)
 }
 
 /// Boots a kernel, or gives the reason why it does not.

@@ -38,7 +38,6 @@ mod start;
 mod state;
 mod suite;
 
-pub use accel::{Trial, kvm_trial};
 pub use agent::Output;
 pub use cache::Cache;
 pub use error::{Error, Result};

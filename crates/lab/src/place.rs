@@ -29,10 +29,7 @@ pub fn default_lab_dir() -> PathBuf {
 /// # Errors
 /// [`Error::Stop`] if none of these variables nor `HOME` is set.
 pub fn cache_dir() -> Result<PathBuf> {
-    variable("PAGEFOLD_CACHE")
-        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("pagefold")))
-        .or_else(|| Some(variable("HOME")?.join(".cache/pagefold")))
-        .ok_or_else(|| Error::usage("no place for images: set PAGEFOLD_CACHE to a directory".into()))
+    cli::cache_dir().ok_or_else(|| Error::usage("no place for images: set PAGEFOLD_CACHE to a directory".into()))
 }
 
 fn variable(name: &str) -> Option<PathBuf> {

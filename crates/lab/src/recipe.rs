@@ -1,6 +1,6 @@
 //! The command line of an image's VM, for a room that starts it in its own way.
 
-use crate::accel::Trial;
+use crate::accel::trial;
 use crate::cache::Cache;
 use crate::error::{Error, Result};
 use crate::image::{self, Boot, Workshop};
@@ -9,6 +9,7 @@ use crate::life::Mark;
 use crate::qemu::{self, Accelerator, Disk, Machine};
 use crate::spec::Spec;
 use crate::state::Image;
+use host::KvmTrial;
 use std::path::{Path, PathBuf};
 
 /// Place of the machine's directory in [`Recipe::words`].
@@ -54,9 +55,9 @@ impl Recipe {
         let kernel = spec.kernel.as_deref();
         let is_debian = spec.image == Image::Debian;
         let boot = if is_debian { image::debian(&workshop, kernel) } else { image::tiny(&workshop, kernel) }?;
-        let accelerator = match Trial::make(cache, &boot, dir, &mark)? {
-            Trial::Boots => Accelerator::Kvm,
-            Trial::Fails(why) => {
+        let accelerator = match trial(cache, &boot, dir, &mark)? {
+            KvmTrial::Boots => Accelerator::Kvm,
+            KvmTrial::Fails(why) => {
                 progress(Progress::Emulated(&why));
                 Accelerator::Tcg
             }

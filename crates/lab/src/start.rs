@@ -1,6 +1,6 @@
 //! Starting a guest of each kind, and waiting until it reports that it is ready.
 
-use crate::accel::Trial;
+use crate::accel::trial;
 use crate::error::{Error, Result, tail_of};
 use crate::image::{self, Boot, Workshop};
 use crate::life::Mark;
@@ -11,7 +11,7 @@ use crate::saved::{self, Saved};
 use crate::spec::{Fold, Spec};
 use crate::state::{Entry, Image};
 use crate::{agent, program};
-use host::ProcessId;
+use host::{KvmTrial, ProcessId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::Read;
@@ -58,9 +58,9 @@ impl Source {
         program::find("qemu-system-x86_64")?;
         let debian = spec.image == Image::Debian;
         let boot = if debian { image::debian(workshop, kernel) } else { image::tiny(workshop, kernel) }?;
-        let accelerator = match Trial::make(workshop.cache, &boot, dir, workshop.mark)? {
-            Trial::Boots => Accelerator::Kvm,
-            Trial::Fails(why) => {
+        let accelerator = match trial(workshop.cache, &boot, dir, workshop.mark)? {
+            KvmTrial::Boots => Accelerator::Kvm,
+            KvmTrial::Fails(why) => {
                 emulated(&why);
                 Accelerator::Tcg
             }

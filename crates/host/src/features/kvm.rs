@@ -1,9 +1,11 @@
 //! KVM: whether VMs can be created.
 
-use crate::Check;
+use crate::{Check, Result, boot_id};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// `_IO(0xAE, 0x00)`
 const KVM_GET_API_VERSION: libc::Ioctl = 0xae00;
@@ -43,4 +45,50 @@ pub fn create_vm() -> io::Result<()> {
     // SAFETY: the kernel has just given us this descriptor, and nobody else knows of it.
     drop(unsafe { OwnedFd::from_raw_fd(vm) });
     Ok(())
+}
+
+/// Time after which a failed trial is repeated: 1 h. A busy host may have been the cause.
+const AGAIN: Duration = Duration::from_secs(3600);
+/// Content of the answer's file where KVM works; otherwise the file has the reason.
+const WORKS: &str = "yes";
+
+/// Outcome of a trial whether KVM runs a kernel here. `pagefold lab` makes it, and keeps it until the host boots again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvmTrial {
+    /// A kernel boots.
+    Boots,
+    /// It does not, for this reason.
+    Fails(String),
+}
+
+impl KvmTrial {
+    /// The outcome that is kept in a directory; `None` if a trial has to be made. There is none to be made where no VM can be
+    /// created.
+    pub fn known(dir: &Path) -> Option<Self> {
+        if let Err(e) = create_vm() {
+            return Some(Self::Fails(format!("/dev/kvm: {e}")));
+        }
+        let answer = Self::file(dir).ok()?;
+        let text = fs::read_to_string(&answer).ok()?;
+        if text == WORKS {
+            return Some(Self::Boots);
+        }
+        let age = fs::metadata(&answer).and_then(|m| m.modified()).ok()?.elapsed().unwrap_or_default();
+        let minutes = age.as_secs() / 60;
+        (age < AGAIN)
+            .then(|| Self::Fails(format!("{text} (tried {minutes} min ago; tried again when that is an hour)")))
+    }
+
+    /// Content of the file that keeps the outcome.
+    pub fn text(&self) -> &str {
+        if let Self::Fails(why) = self { why } else { WORKS }
+    }
+
+    /// The file that keeps the outcome in a directory.
+    ///
+    /// # Errors
+    /// `/proc` is not there.
+    pub fn file(dir: &Path) -> Result<PathBuf> {
+        Ok(dir.join(format!("kvm-{}", boot_id()?)))
+    }
 }

@@ -7,8 +7,7 @@ mod parts;
 use crate::cmd::which::Which;
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
-use host::{Check, KernelFault, Ksm, Status};
-use lab::{Cache, Trial};
+use host::{Check, KernelFault, Ksm, KvmTrial, Status};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -43,11 +42,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let guests = args.selection.resolve(&|| args.service.members())?;
     let has_ksm = Ksm::read().is_some();
     let mut checks = host::probe_host();
-    let trial = lab::cache_dir().and_then(|dir| Cache::open(&dir)).ok().map(|cache| lab::kvm_trial(&cache));
-    checks
-        .iter_mut()
-        .filter(|c| c.id == "host:kvm")
-        .for_each(|kvm| add_trial(kvm, trial.as_ref().and_then(Option::as_ref)));
+    let trial = cli::cache_dir().and_then(|dir| KvmTrial::known(&dir));
+    checks.iter_mut().filter(|c| c.id == "host:kvm").for_each(|kvm| add_trial(kvm, trial.as_ref()));
     checks.push(folding::check_library());
     checks.push(parts::check());
     let folding = folding::Folding::ask(&args.service.meant());
@@ -73,11 +69,11 @@ struct Found<'a> {
 }
 
 /// Adds what the lab found out about KVM, which is what it goes by.
-fn add_trial(kvm: &mut Check, trial: Option<&Trial>) {
+fn add_trial(kvm: &mut Check, trial: Option<&KvmTrial>) {
     match trial {
         _ if kvm.status != Status::Ok => {}
-        Some(Trial::Boots) => kvm.found += ", and a kernel boots in it: pagefold lab uses KVM",
-        Some(Trial::Fails(why)) => {
+        Some(KvmTrial::Boots) => kvm.found += ", and a kernel boots in it: pagefold lab uses KVM",
+        Some(KvmTrial::Fails(why)) => {
             let fix = "on a virtual machine, let its host nest VMs; pagefold lab emulates until then (TCG)";
             *kvm = Check { found: why.clone(), ..kvm.clone() }.warn(fix);
         }
