@@ -122,7 +122,7 @@ impl Service {
         let dir = place.dir().to_str().context("the directory of the private service is not text")?.to_owned();
         // The service outlives the process that starts it. So it inherits neither the working directory, which may be
         // removed, nor the environment, by whose marks a lab finds its guests.
-        let started = Command::new("/proc/self/exe")
+        let started = Command::new(cli::pagefold())
             .args(["serve", "--private", "--detach", "--dir", &dir])
             .env_clear()
             .current_dir("/")

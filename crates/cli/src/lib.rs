@@ -9,15 +9,14 @@ pub mod log;
 pub mod output;
 mod output_file;
 mod printable;
+mod program;
 pub mod size;
 pub mod time;
 pub mod version;
 
-/// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.
-pub const OWN_PROGRAM: &str = "/proc/self/exe";
-
 pub use cache::cache_dir;
 pub use output_file::OutputFile;
 pub use printable::printable;
+pub use program::{OWN_PROGRAM, pagefold, use_pagefold};
 pub use size::bytes;
 pub use version::version;

@@ -369,7 +369,7 @@ fn lock() -> anyhow::Result<File> {
 
 /// Starts the guard, which has the lock for as long as it lives.
 fn start_guard(lock: &File) -> anyhow::Result<Child> {
-    let mut command = Command::new(cli::OWN_PROGRAM);
+    let mut command = Command::new(cli::pagefold());
     // Signals of the terminal are meant for the driver.
     command.args(["ksm", "guard"]).process_group(0).stdin(Stdio::piped());
     // The guard writes nothing to its standard output: it only holds the lock by it.

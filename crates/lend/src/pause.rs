@@ -184,7 +184,7 @@ impl Hold {
 
 impl Holder {
     fn start() -> anyhow::Result<Self> {
-        Self::run(own_program().args(["balance", "hold"]))
+        Self::run(pagefold().args(["balance", "hold"]))
     }
 
     fn run(program: &mut std::process::Command) -> anyhow::Result<Self> {
@@ -222,9 +222,9 @@ impl Drop for Holder {
     }
 }
 
-/// A command that runs this program again.
-fn own_program() -> std::process::Command {
-    std::process::Command::new(cli::OWN_PROGRAM)
+/// A command of pagefold's.
+fn pagefold() -> std::process::Command {
+    std::process::Command::new(cli::pagefold())
 }
 
 /// Resumes guests that a killed process has left paused. The caller has the turn, so that process is gone.
@@ -370,7 +370,7 @@ mod tests {
         if std::env::var_os(COPY).is_some() {
             std::fs::remove_file(own).unwrap();
             std::fs::write(std::env::var_os(COPY).unwrap(), "another program").unwrap();
-            let status = own_program().arg("--list").stdout(Stdio::null()).status();
+            let status = pagefold().arg("--list").stdout(Stdio::null()).status();
             return assert!(status.is_ok_and(|status| status.success()), "it cannot be started");
         }
         let dir = tempfile::tempdir().unwrap();

@@ -84,9 +84,8 @@ impl Record {
     /// The command line of its machine, by `pagefold run` if a service folds it. That executes QEMU in its own process.
     pub(crate) fn as_member(&self, words: &[String]) -> Vec<String> {
         let Some(service) = &self.service else { return words.to_vec() };
-        let service = service.to_string_lossy();
-        let run: [&str; 9] =
-            [cli::OWN_PROGRAM, "run", "--group", &self.group, "--name", NAME, "--service", &service, "--"];
+        let (pagefold, service) = (cli::pagefold().to_string_lossy(), service.to_string_lossy());
+        let run: [&str; 9] = [&pagefold, "run", "--group", &self.group, "--name", NAME, "--service", &service, "--"];
         run.map(str::to_owned).into_iter().chain(words.iter().cloned()).collect()
     }
 

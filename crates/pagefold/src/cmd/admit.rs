@@ -123,7 +123,7 @@ pub fn ask(service: &Path, asked: Asked, waits: bool) -> anyhow::Result<Answered
 
 /// Withdraws loans for a promise, as another process: it looks at the host anew. Returns whether that made room.
 fn reserve(service: &Path, bytes: u64, name: &str, hold_s: u64) -> anyhow::Result<bool> {
-    let mut command = Command::new(cli::OWN_PROGRAM);
+    let mut command = Command::new(cli::pagefold());
     command.args(["balance", "reserve", &bytes.to_string(), "--for", name, "--hold", &hold_s.to_string()]);
     let command = command.arg("--service").arg(service).stdin(Stdio::null()).stdout(Stdio::null());
     Ok(command.status().context("cannot reserve memory")?.success())
