@@ -12,7 +12,7 @@ mod program;
 mod subject;
 
 use crate::guardian::Guardian;
-use crate::serving::{Serving, wait_for};
+use crate::serving::{Serving, beside, wait_for};
 use anyhow::{Context, ensure};
 use cli::exit::{Outcome, Stop};
 use cli::say;
@@ -233,12 +233,7 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     Ok(())
 }
 
-/// The program that attaches, which lies beside this one.
+/// The program that attaches.
 fn attacher() -> anyhow::Result<PathBuf> {
-    let beside = crate::serving::program()?.with_file_name("pagefold-attach");
-    if beside.is_file() {
-        return Ok(beside);
-    }
-    let why = format!("{} is missing: it is built together with pagefold (./x build)", beside.display());
-    Err(Stop::HostLacks(why).into())
+    beside("pagefold-attach", "it is built together with pagefold (./x build)")
 }

@@ -301,7 +301,7 @@ fn time(work: impl FnOnce()) -> f64 {
 
 /// Peak resident set of a census in a process of its own.
 fn peak_of_census(pids: &[u32]) -> anyhow::Result<u64> {
-    let mut command = Command::new(cli::OWN_PROGRAM);
+    let mut command = Command::new(cli::pagefold());
     command.args(["census", "--json"]);
     for pid in pids {
         command.arg("--pid").arg(pid.to_string());

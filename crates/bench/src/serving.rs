@@ -5,6 +5,7 @@ use anyhow::Context;
 use api::ask::GroupState;
 use api::client::Service;
 use api::place::Place;
+use cli::exit::Stop;
 use host::ProcessId;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ impl Serving {
         // It begins when it is told to, after the guardian knows of it.
         let mut server = Command::new("sh")
             .args(["-c", "read -r _ && exec \"$@\" < /dev/null", "sh"])
-            .arg(program()?)
+            .arg(cli::pagefold())
             .args(["serve", "--stop-workers", "--config"])
             .arg(&file)
             .arg("--dir")
@@ -133,6 +134,18 @@ impl Serving {
 /// The kernel does not tell.
 pub fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find this program to start it again")
+}
+
+/// Path of another program of Pagefold's: beside this one, as built, or in `../lib/pagefold`, as packaged.
+///
+/// # Errors
+/// It is in neither place.
+pub fn beside(name: &str, remedy: &str) -> anyhow::Result<PathBuf> {
+    let own = program()?;
+    let places = [own.with_file_name(name), own.with_file_name("../lib/pagefold").join(name)];
+    let found = places.iter().find(|path| path.is_file()).cloned();
+    let missing = || Stop::HostLacks(format!("{} is missing: {remedy}", places[0].display()));
+    Ok(found.ok_or_else(missing)?)
 }
 
 /// Repeats the attempt until it succeeds, or for 20 s.

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Stage, not_root, pagefold, unprivileged};
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn help(command: &[&str]) -> String {
@@ -26,13 +27,21 @@ fn commands(help: &str) -> Vec<String> {
 }
 
 #[test]
-fn help_of_every_command_has_the_table_of_exit_codes() {
+fn every_command_has_the_table_of_exit_codes_a_manual_page_and_completions() {
+    let generated = tempfile::tempdir().expect("a directory");
+    let mut generate = Command::new(Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("pagefold-lab"));
+    assert!(generate.arg("generate").arg(generated.path()).status().expect("run pagefold-lab").success());
+    let completions = fs::read_to_string(generated.path().join("completions/pagefold.fish")).expect("completions");
     let mut waiting = vec![Vec::new()];
     let mut seen = 0;
     while let Some(command) = waiting.pop() {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         let text = help(&words);
         assert_eq!(in_a_line(&text).matches(&in_a_line(cli::exit::CODES)).count(), 1, "{command:?}: {text}");
+        let page = format!("man/{}.1", [&["pagefold"][..], &words[..]].concat().join("-"));
+        assert!(generated.path().join(&page).is_file(), "no {page}");
+        let is_completed = |name: &&str| completions.contains(&format!("-a \"{name}\""));
+        assert!(words.iter().all(is_completed), "{command:?} is not completed");
         waiting.extend(commands(&text).into_iter().map(|name| [&command[..], &[name]].concat()));
         seen += 1;
     }

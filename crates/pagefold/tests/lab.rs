@@ -22,7 +22,10 @@ impl Place {
         let dir = tempfile::Builder::new().prefix("lab").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).expect("open it");
         let program = dir.path().join("pagefold");
-        common::copy_program(env!("CARGO_BIN_EXE_pagefold").as_ref(), &program);
+        for name in ["pagefold", "pagefold-lab"] {
+            let built = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name(name);
+            common::copy_program(&built, &dir.path().join(name));
+        }
         Self { dir, program }
     }
 

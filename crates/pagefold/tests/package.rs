@@ -3,7 +3,7 @@
 mod common;
 
 use common::http::{Http, Target};
-use common::package::{built, done, text, tree};
+use common::package::{both, done, text, tree};
 use common::supervised::{signal, wait_for_within};
 use common::{Afterwards, not_root};
 use std::fs;
@@ -49,13 +49,23 @@ const FILES: [&str; 34] = [
     "usr/share/zsh/vendor-completions/_pagefold",
 ];
 
+/// Files of the lab's package.
+const LAB_FILES: [&str; 6] = [
+    "usr/bin/pagefold-lab",
+    "usr/lib/pagefold/storms",
+    "usr/share/man/man1/pagefold-bench-ksm.1.gz",
+    "usr/share/man/man1/pagefold-lab.1.gz",
+    "usr/share/man/man1/pagefold-lab-up.1.gz",
+    "usr/share/man/man1/pagefold-study.1.gz",
+];
+
 #[test]
 fn package_is_whole_and_folds_from_where_it_is_unpacked() {
     if not_root() {
         return;
     }
     let dir = tempfile::Builder::new().prefix("deb").tempdir_in("/tmp").expect("a temporary directory");
-    let Some(package) = built(&dir) else { return };
+    let Some((package, lab)) = both(&dir) else { return };
     let control = text(&done(Command::new("dpkg-deb").arg("--field").arg(&package)));
     for part in ["Architecture: amd64", "libc6 (>= ", "Linux 6.8 (UFFDIO_MOVE)", "(bookworm) has Linux 6.1"] {
         assert!(control.contains(part), "no {part:?} in {control}");
@@ -75,6 +85,7 @@ fn package_is_whole_and_folds_from_where_it_is_unpacked() {
     }
     done(Command::new("man").args(["--warnings", "-l"]).arg(root.join("usr/share/man/man1/pagefold-serve.1.gz")));
     folds_from(&root);
+    has_lab(&root, &lab, version);
     if std::env::var_os("PAGEFOLD_LONG_TESTS").is_some() {
         done(
             Command::new("lintian")
@@ -88,6 +99,23 @@ fn package_is_whole_and_folds_from_where_it_is_unpacked() {
                 .arg(&package),
         );
     }
+}
+
+/// Unpacks the package of the lab, and starts a guest by it.
+fn has_lab(root: &Path, lab: &Path, version: &str) {
+    let pagefold = |words: &[&str]| {
+        let mut command = Command::new(root.join("usr/bin/pagefold"));
+        command.args(words).env("PAGEFOLD_LAB_DIR", root.join("lab")).output().expect("run pagefold")
+    };
+    assert_eq!(pagefold(&["lab", "list"]).status.code(), Some(3), "it is not there");
+    let control = text(&done(Command::new("dpkg-deb").arg("--field").arg(lab)));
+    assert!(control.contains(&format!("pagefold (= {version})")), "{control}");
+    done(Command::new("dpkg-deb").arg("--extract").arg(lab).arg(root));
+    for file in LAB_FILES {
+        assert!(root.join(file).is_file(), "{file} is missing");
+    }
+    let up = pagefold(&["lab", "up", "--image", "process", "--memory", "2M"]);
+    assert!(pagefold(&["lab", "down"]).status.success() && up.status.success(), "{up:?}");
 }
 
 /// Time limit for each thing that the unpacked service does: 60 s.

@@ -7,6 +7,7 @@ use crate::record::{ArmKsm, ArmTimeline, Record, Samples};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::hash::Hasher;
 use std::path::Path;
 use twox_hash::XxHash3_64;
 
@@ -119,11 +120,22 @@ pub struct HostFacts {
     pub advisor_mode: Option<String>,
     /// Version of Pagefold.
     pub pagefold: String,
-    /// XXH3-64 of the program, in hexadecimal. Absent in files without it, and where the program cannot be read.
+    /// XXH3-64 of the programs `pagefold` and `pagefold-lab`, in hexadecimal. Absent in files without it, and where they cannot be
+    /// read.
     #[serde(default)]
     pub build: Option<String>,
     /// Whether the program was built without optimisation for speed.
     pub debug_build: bool,
+}
+
+/// The hash of `pagefold`, which folds, and of this program, which measures.
+fn build() -> Option<String> {
+    let mut hasher = XxHash3_64::new();
+    // This program's file is the one that runs, also if there is another at its path by now.
+    for program in [cli::pagefold(), Path::new(cli::OWN_PROGRAM)] {
+        hasher.write(&std::fs::read(program).ok()?);
+    }
+    Some(format!("{:016x}", hasher.finish()))
 }
 
 impl HostFacts {
@@ -138,10 +150,7 @@ impl HostFacts {
             smart_scan: ksm.smart_scan,
             advisor_mode: ksm.advisor_mode,
             pagefold: env!("CARGO_PKG_VERSION").to_owned(),
-            // The program that runs, also if there is another at its path by now.
-            build: std::fs::read("/proc/self/exe")
-                .ok()
-                .map(|program| format!("{:016x}", XxHash3_64::oneshot(&program))),
+            build: build(),
             debug_build: cfg!(debug_assertions),
         }
     }

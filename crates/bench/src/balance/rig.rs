@@ -80,7 +80,7 @@ impl Rig {
         (ram_bytes, kept_bytes): (u64, u64),
         guardian: &mut Guardian,
     ) -> anyhow::Result<Self> {
-        let fold = Some(Fold { pagefold: program()?, service: Some(serving.dir().to_owned()) });
+        let fold = Some(Fold { pagefold: cli::pagefold().to_owned(), service: Some(serving.dir().to_owned()) });
         Ok(Self { fold, ledger: serving.dir().to_owned(), ram_bytes, kept_bytes, ..Self::new(dir, guardian)? })
     }
 
@@ -133,7 +133,7 @@ impl Rig {
     }
 
     fn command_by(&self, policy: &str, action: &[&str]) -> anyhow::Result<Command> {
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(cli::pagefold());
         command.args(["balance", "--guest", &format!("{}-*", self.group)]).args(action).arg("--json");
         command.args(["--guaranteed", &format!("{}-*={}", self.group, self.kept_bytes), "--policy", policy]);
         command.arg("--service").arg(&self.ledger);
@@ -276,10 +276,6 @@ pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Res
 /// The name of this bench's group.
 pub fn group() -> String {
     format!("bench{}", std::process::id())
-}
-
-fn program() -> anyhow::Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program to start it again")
 }
 
 /// Runs a shell script in a guest.

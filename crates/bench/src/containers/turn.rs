@@ -7,7 +7,6 @@ use crate::ksm::curve::Curve;
 use crate::ksm::folding::{Folding, GROUP};
 use crate::ksm::ksmd::Ksmd;
 use crate::ksm::merger::Merger;
-use crate::serving::program;
 use anyhow::{Context, ensure};
 use cli::say;
 use host::ThreadCpu;
@@ -165,10 +164,10 @@ fn cpu_of(pids: &[u32]) -> anyhow::Result<f64> {
     Ok(pids.iter().flat_map(of).map(|thread| thread.used.as_secs_f64()).sum())
 }
 
-/// Runs a command of this program's with a service.
+/// Runs a command of pagefold's with a service.
 fn pagefold(words: &[&str], service: &Path) -> anyhow::Result<Vec<u8>> {
-    let run = Command::new(program()?).args(words).arg("--service").arg(service).output();
-    let output = run.context("cannot run this program")?;
+    let run = Command::new(cli::pagefold()).args(words).arg("--service").arg(service).output();
+    let output = run.context("cannot run pagefold")?;
     // 1 stands for a process that has ended meanwhile.
     let is_done = output.status.code().is_some_and(|code| code <= 1);
     ensure!(is_done, "pagefold {}: {}", words[0], String::from_utf8_lossy(&output.stderr).trim());

@@ -149,7 +149,7 @@ impl Merger for Folding {
     }
 
     fn command(&self, name: &str) -> anyhow::Result<Command> {
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(cli::pagefold());
         command
             .args(["run", "--group", GROUP, "--name", name, "--service"])
             .arg(self.serving.dir())
@@ -159,7 +159,7 @@ impl Merger for Folding {
     }
 
     fn fold(&self) -> anyhow::Result<Option<lab::Fold>> {
-        Ok(Some(lab::Fold { pagefold: program()?, service: Some(self.serving.dir().to_owned()) }))
+        Ok(Some(lab::Fold { pagefold: cli::pagefold().to_owned(), service: Some(self.serving.dir().to_owned()) }))
     }
 
     fn own_pids(&self) -> anyhow::Result<Vec<u32>> {

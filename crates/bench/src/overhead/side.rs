@@ -1,7 +1,7 @@
 //! One side's turn: programs that are started as members of a service of their own, or plainly.
 
 use crate::guardian::Guardian;
-use crate::serving::{Serving, program};
+use crate::serving::Serving;
 use anyhow::{Context, bail, ensure};
 use host::ProcessId;
 use std::cell::{Cell, RefCell};
@@ -124,7 +124,7 @@ impl<'a> Side<'a> {
             all.extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace", "--"].map(OsString::from));
         }
         if let Some(service) = self.service() {
-            all.push(program()?.into());
+            all.push(cli::pagefold().into());
             all.extend(["run", "--group", GROUP, "--name", name, "--all-anonymous", "--service"].map(OsString::from));
             all.extend([service.as_os_str().to_owned(), "--".into()]);
         }

@@ -2,9 +2,8 @@
 
 use super::side::Side;
 use super::{STORM, USUAL, Workload};
-use crate::serving::program;
+use crate::serving::beside;
 use anyhow::Context;
-use cli::exit::Stop;
 use serde::Deserialize;
 
 /// File name of the program.
@@ -70,11 +69,7 @@ struct Done {
 
 /// Runs a storm; returns the seconds of a unit.
 fn storm(side: &Side, kind: &str, units: u64) -> anyhow::Result<f64> {
-    let path = program()?.with_file_name(STORMS);
-    if !path.is_file() {
-        let missing = format!("{} is missing: build it with cargo build --release -p trials", path.display());
-        return Err(Stop::HostLacks(missing).into());
-    }
+    let path = beside(STORMS, "build it with cargo build --release -p trials")?;
     let path = path.to_str().context("a path that is not UTF-8")?;
     let (units, folded) = (units.to_string(), side.floor().to_string());
     let (said, _) =

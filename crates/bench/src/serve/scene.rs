@@ -56,7 +56,7 @@ impl Members {
         for number in 0..args.members {
             let of = number % args.groups;
             let (group, name, pages) = (group(of), format!("m{number}"), args.pages.to_string());
-            let mut command = Command::new(&program);
+            let mut command = Command::new(cli::pagefold());
             command.args(["run", "--group", &group, "--name", &name, "--all-anonymous", "--service"]).arg(service);
             command.arg("--").arg(&program);
             command.args(["bench-guest", "hold", "--number", &of.to_string(), "--pages", &pages]);
@@ -170,7 +170,7 @@ impl Scene<'_> {
 
     /// Savings of all groups by page frames. Other services of this host have pools, too, which the audit finds.
     pub fn audit(&self) -> anyhow::Result<i64> {
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(cli::pagefold());
         command.args(["audit", "--json", "--service"]).arg(self.serving.dir());
         let output = command.stderr(Stdio::inherit()).output().context("cannot run pagefold audit")?;
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).context("pagefold audit says nothing")?;

@@ -2,6 +2,7 @@
 
 mod absent;
 pub mod admit;
+pub mod apart;
 pub mod attach;
 pub mod audit;
 pub mod balance;
@@ -12,16 +13,14 @@ pub mod doctor;
 pub mod enrol;
 pub mod explain;
 pub mod forecast;
-pub mod generate;
 pub mod group;
 pub mod guests;
 pub mod journal;
 pub mod ksm;
-pub mod lab;
 pub mod migrate;
 pub mod park;
 pub mod place;
-mod room;
+pub mod room;
 pub mod run;
 pub mod serve;
 pub mod stop;

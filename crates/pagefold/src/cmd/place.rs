@@ -20,10 +20,22 @@ pub struct Args {
 }
 
 /// Becomes the program.
+///
+/// # Errors
+/// It is not installed, or is of another build.
 pub fn run(command: &[&str], words: &[OsString]) -> anyhow::Result<Outcome> {
-    let program = helper::program(PROGRAM).map_err(|e| match e.kind() {
-        ErrorKind::NotFound => Stop::HostLacks(format!("{PROGRAM} is not installed: cargo build --release -p place")),
-        _ => Stop::HostLacks(e.to_string()),
-    })?;
-    Err(Command::new(program).args(command).args(words).exec().into())
+    let command = command.iter().map(OsString::from);
+    Err(become_program(PROGRAM, "cargo build --release -p place", command.chain(words.iter().cloned())))
+}
+
+/// Becomes a program that is installed with this one. Returns only to tell why that is not possible; `remedy` has it
+/// installed.
+pub fn become_program(name: &str, remedy: &str, words: impl Iterator<Item = OsString>) -> anyhow::Error {
+    match helper::program(name) {
+        Ok(program) => Command::new(program).args(words).exec().into(),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            Stop::HostLacks(format!("{name} is not installed: {remedy}")).into()
+        }
+        Err(e) => Stop::HostLacks(e.to_string()).into(),
+    }
 }

@@ -1,6 +1,6 @@
 //! `pagefold template`: guests as files, from which clones are started.
 
-use super::lab::{ImageName, Show};
+use super::apart::become_lab;
 use anyhow::Context;
 use api::name;
 use clap::Subcommand;
@@ -9,7 +9,6 @@ use cli::output;
 use cli::size::parse_bytes;
 use guest::{Guest, Survey};
 use host::ProcessId;
-use lab::{Accelerator, Cache, Progress, Recipe, Spec};
 use report::{Align, Table};
 use serde_json::{Value, json};
 use start::{Clones, Running, Source, Store, Template};
@@ -48,34 +47,35 @@ enum Action {
     Remove(RemoveArgs),
 }
 
+/// Arguments of `pagefold template create`.
 #[derive(clap::Args)]
-struct CreateArgs {
+pub struct CreateArgs {
     /// Name of the template in its group
     name: String,
     /// The group whose guests it may become
     #[arg(long, value_name = "GROUP", value_parser = name::parse_group)]
     group: String,
-    /// Image of the guest, as for pagefold lab: tiny or debian
-    #[arg(long, value_enum, required_unless_present = "from")]
-    image: Option<ImageName>,
+    /// Image of the guest, as for pagefold lab: tiny or debian. It takes pagefold-lab
+    #[arg(long, value_name = "IMAGE", required_unless_present = "from")]
+    image: Option<String>,
     /// A VM that runs, by its name or id in pagefold guests: it goes on running. It must have no disk that it may write
     #[arg(long, value_name = "GUEST", conflicts_with_all = ["image", "memory", "append", "qemu_args"])]
     from: Option<String>,
     /// RAM of the guest [default: 256M, debian 512M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    memory: Option<u64>,
+    pub memory: Option<u64>,
     /// Add to the kernel's command line
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
-    append: String,
+    pub append: String,
     /// Add an argument to QEMU's command line; give one for each word
     #[arg(long = "qemu-arg", value_name = "WORD", allow_hyphen_values = true)]
-    qemu_args: Vec<String>,
+    pub qemu_args: Vec<String>,
     /// Make a template of a guest in which nobody answers, too
     #[arg(long)]
-    allow_unconfirmed: bool,
+    pub allow_unconfirmed: bool,
     /// Longest time that the guest may take to answer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
+    pub timeout: u64,
 }
 
 #[derive(clap::Args)]
@@ -96,15 +96,30 @@ struct RemoveArgs {
     when_unused: bool,
 }
 
-/// Word of the kernel's command line that has the helper started, on the third serial line.
-const HELPER: &str = "pagefold.identity=/dev/ttyS2";
-
-/// Runs the command.
+/// Runs the command. pagefold-lab runs it in place of this program if it is for an image.
+///
+/// # Errors
+/// Files of a template cannot be read or written, or pagefold-lab is needed and not installed.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    run_with(args, &|_, _| Err(become_lab()))
+}
+
+/// Runs the command. `of_image` gives the machine of the image with this name.
+///
+/// # Errors
+/// Files of a template cannot be read or written, or there is no such machine.
+pub fn run_with(
+    args: &Args,
+    of_image: &dyn Fn(&CreateArgs, &str) -> anyhow::Result<Source>,
+) -> anyhow::Result<Outcome> {
     let store = Store::open(&start::templates_dir());
     let clones = Clones::open(&start::clones_dir());
     match &args.action {
-        Action::Create(create) => run_create(&store, &clones, create, args.json),
+        Action::Create(create) => {
+            store.tidy(&clones.list()?)?;
+            let source = |image: &str| of_image(create, image);
+            run_create(&store, create, args.json, &source)
+        }
         Action::List => list(&store, &clones, args.json),
         Action::Show(which) => show(&which.find(&store)?, &clones, args.json),
         Action::Verify(which) => verify(&store, &which.find(&store)?, args.json),
@@ -127,11 +142,15 @@ impl WhichArgs {
     }
 }
 
-fn run_create(store: &Store, clones: &Clones, args: &CreateArgs, as_json: bool) -> anyhow::Result<Outcome> {
-    store.tidy(&clones.list()?)?;
-    let template = match (&args.from, args.image) {
+fn run_create(
+    store: &Store,
+    args: &CreateArgs,
+    as_json: bool,
+    of_image: &dyn Fn(&str) -> anyhow::Result<Source>,
+) -> anyhow::Result<Outcome> {
+    let template = match (&args.from, &args.image) {
         (Some(guest), _) => store.create_from(&args.group, &args.name, &running(guest)?)?,
-        (None, Some(image)) => store.create(&args.group, &args.name, &of_image(args, image)?)?,
+        (None, Some(image)) => store.create(&args.group, &args.name, &of_image(image)?)?,
         (None, None) => return Err(Stop::Usage("say --image or --from".into()).into()),
     };
     say(as_json, &line(&template, 0), "made")
@@ -163,33 +182,6 @@ fn running(name: &str) -> anyhow::Result<Running> {
         words,
         qmp: facts.qmp_socket.clone().ok_or_else(no_qmp)?.into(),
         memory_bytes,
-    })
-}
-
-/// The machine of an image.
-fn of_image(args: &CreateArgs, image: ImageName) -> anyhow::Result<Source> {
-    let cache = Cache::open(&lab::cache_dir()?)?;
-    let spec = Spec {
-        memory_bytes: args.memory,
-        append: format!("{HELPER} {}", args.append).trim().to_owned(),
-        qemu_args: args.qemu_args.clone(),
-        ..Spec::new(image.into())
-    };
-    let show = Show::new();
-    let dir = std::env::temp_dir().join(format!("pagefold-recipe-{}", std::process::id()));
-    let recipe = Recipe::prepare(&spec, &cache, &dir, &|event: Progress| show.event(&event));
-    drop(show);
-    let recipe = recipe?;
-    let place = |word: &String| {
-        word.replace(lab::DIR, start::DIR).replace(lab::NAME, start::NAME).replace(lab::DISK, start::DISK)
-    };
-    Ok(Source {
-        words: recipe.words.iter().map(place).collect(),
-        disk: recipe.disk,
-        memory_bytes: recipe.memory_bytes,
-        sees_cpu: recipe.accelerator == Accelerator::Kvm,
-        patience: Duration::from_secs(args.timeout),
-        allow_unconfirmed: args.allow_unconfirmed,
     })
 }
 

@@ -177,6 +177,8 @@ time.sleep(600)";
 #[test]
 fn bench_counts_what_is_stopped_interrupted_and_left() {
     let Some(installed) = Installed::attaching() else { return };
+    let lab = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("pagefold-lab");
+    common::copy_program(&lab, &installed.path("pagefold-lab"));
     let output = Command::new(installed.path("pagefold")).args(["bench", "attach", "--cycles", "2", "--json"]).output();
     let said = json_of(&output.expect("run the bench"));
     assert_documented(&["`pagefold bench attach --json`"], &said);

@@ -23,7 +23,20 @@ pub fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Builds the package of the programs under test in a directory; `None` where there is no `cargo deb`.
+/// Builds the packages `pagefold` and `pagefold-lab` of the programs under test in a directory; `None` where there is no `cargo deb`.
+pub fn both(dir: &TempDir) -> Option<(PathBuf, PathBuf)> {
+    let pagefold = built(dir)?;
+    let lab = find(dir, "pagefold-lab_");
+    Some((pagefold, lab))
+}
+
+fn find(dir: &TempDir, begin: &str) -> PathBuf {
+    let made = fs::read_dir(dir.path().join("debian")).expect("packages").flatten().map(|made| made.path());
+    let is_it = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(begin));
+    made.into_iter().find(is_it).unwrap_or_else(|| panic!("no package {begin}"))
+}
+
+/// Builds the packages likewise, and returns `pagefold`.
 pub fn built(dir: &TempDir) -> Option<PathBuf> {
     if !Command::new("cargo").args(["deb", "--version"]).output().is_ok_and(|o| o.status.success()) {
         eprintln!("skipped: cargo-deb is not installed; ./x package does that");
@@ -39,6 +52,8 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
     fs::create_dir(dir.path().join("release")).expect("make a directory");
     for name in [
         "pagefold",
+        "pagefold-lab",
+        "storms",
         "pagefold-prove",
         "pagefold-web",
         "pagefold-attach",
@@ -53,8 +68,7 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
         symlink(program, dir.path().join("release").join(name)).expect("link a program");
     }
     done(Command::new(tree().join("x")).args(["package", "--built"]).env("CARGO_TARGET_DIR", dir.path()));
-    let made = fs::read_dir(dir.path().join("debian")).expect("packages").next().expect("a package");
-    Some(made.expect("a file").path())
+    Some(find(dir, "pagefold_"))
 }
 
 /// Makes a package with the same files, of a newer version.

@@ -77,13 +77,13 @@ impl Folding {
 
     /// The setting by which the lab starts guests as members.
     pub fn lab(&self) -> anyhow::Result<lab::Fold> {
-        Ok(lab::Fold { pagefold: program()?, service: Some(self.serving.dir().to_owned()) })
+        Ok(lab::Fold { pagefold: cli::pagefold().to_owned(), service: Some(self.serving.dir().to_owned()) })
     }
 
     /// The beginning of a command that starts a program as a member. All of its memory is new, which an agent takes for
     /// work unless the member is eager.
     pub fn command(&self, group: &str, name: &str) -> anyhow::Result<Command> {
-        let mut command = Command::new(program()?);
+        let mut command = Command::new(cli::pagefold());
         command
             .args(["run", "--group", group, "--name", name, "--service"])
             .arg(self.serving.dir())

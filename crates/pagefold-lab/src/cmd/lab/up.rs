@@ -1,13 +1,13 @@
 //! `pagefold lab up`, and the program of a process guest.
 
 use super::{list, seconds};
-use crate::cmd::room::Room;
 use anyhow::Context;
 use api::place::Meant;
 use clap::ValueEnum;
 use cli::exit::Outcome;
 use cli::say;
 use cli::size::parse_bytes;
+use commands::Room;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::{Cache, Fold, Image, Lab, Progress, Spec};
 use std::path::PathBuf;
@@ -92,7 +92,7 @@ impl From<ImageName> for Image {
 pub fn run(lab: &Lab, args: Args, as_json: bool) -> anyhow::Result<Outcome> {
     let service = args.service.map(std::path::absolute).transpose()?;
     let asked = service.clone();
-    let fold = if args.fold { Some(Fold { pagefold: std::env::current_exe()?, service }) } else { None };
+    let fold = if args.fold { Some(Fold { pagefold: cli::pagefold().to_owned(), service }) } else { None };
     let cache = Cache::open(&lab::cache_dir()?)?;
     let of_suite = args.suite.map(|suite| lab::kernel_of_suite(&cache, &suite)).transpose()?;
     let spec = Spec {

@@ -1,10 +1,14 @@
-//! `pagefold`: the use of every page of every guest, the other holders of the same bytes, and the cost.
+//! The commands of `pagefold`, one file each in `cmd`. `pagefold-lab` uses some of it, and generates manual pages of all.
 #![forbid(unsafe_code)]
 
 mod cmd;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
+
+pub use cmd::place::run as become_place;
+pub use cmd::room::Room;
+pub use cmd::template;
 
 /// Measure what VMs, containers and processes hold in memory, page by page, and what of it is held more than once.
 #[derive(Parser)]
@@ -79,31 +83,28 @@ enum Command {
     /// Folds the pages of one group
     #[command(hide = true)]
     Worker(cmd::worker::Args),
-    /// Write manual pages and completions of shells
-    #[command(hide = true)]
-    Generate(cmd::generate::Args),
     /// Real guests to try Pagefold on
-    Lab(cmd::lab::Args),
+    Lab(cmd::apart::Args),
     /// Measure Pagefold itself
-    Bench(bench::Args),
+    Bench(cmd::apart::Args),
     /// Repeat experiments of papers on this host, and get a verdict for each prediction
-    Study(study::Args),
-    /// A process of a study
-    #[command(hide = true)]
-    StudyGuest(study::GuestArgs),
-    /// A guest of a bench: holds pages until its input closes
-    #[command(hide = true)]
-    BenchGuest(bench::GuestArgs),
+    Study(cmd::apart::Args),
+}
+
+/// The whole command line.
+pub fn command() -> clap::Command {
+    with_exit_codes(Cli::command())
 }
 
 /// A command and those below it, each with the exit codes at the end of its help.
-fn with_exit_codes(command: clap::Command) -> clap::Command {
+pub fn with_exit_codes(command: clap::Command) -> clap::Command {
     let before = command.get_after_help().map_or_else(String::new, |help| format!("{help}\n\n"));
     command.after_help(before + cli::exit::CODES).mut_subcommands(with_exit_codes)
 }
 
-fn main() -> ExitCode {
-    let arguments = with_exit_codes(Cli::command()).get_matches();
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    let arguments = command().get_matches();
     let cli = Cli::from_arg_matches(&arguments).unwrap_or_else(|error| error.exit());
     cli::exit::code_of(|| match cli.command {
         Command::Doctor(args) => cmd::doctor::run(args),
@@ -119,7 +120,6 @@ fn main() -> ExitCode {
         Command::Enrol(args) => cmd::enrol::run(&args),
         Command::Serve(args) => cmd::serve::run(args),
         Command::Config(args) => cmd::config::run(&args),
-        Command::Generate(args) => cmd::generate::run(&args, with_exit_codes(Cli::command())),
         Command::Group(args) => cmd::group::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Journal(args) => cmd::journal::run(&args),
@@ -138,10 +138,6 @@ fn main() -> ExitCode {
         Command::Rollback(args) => cmd::clone::roll_back(&args),
         Command::Save(args) => cmd::clone::save(&args),
         Command::Restore(args) => cmd::clone::restore(&args),
-        Command::Lab(args) => cmd::lab::run(args),
-        Command::Bench(args) => bench::run(args, |words| cmd::place::run(&["bench", "place"], words)),
-        Command::Study(args) => study::run(&args),
-        Command::StudyGuest(args) => study::run_guest(&args),
-        Command::BenchGuest(args) => bench::run_guest(&args),
+        Command::Lab(_) | Command::Bench(_) | Command::Study(_) => Err(cmd::apart::become_lab()),
     })
 }
