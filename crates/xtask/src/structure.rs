@@ -4,6 +4,7 @@ mod allowed;
 mod imports;
 mod report;
 mod rooms;
+mod trees;
 
 use std::path::Path;
 
@@ -66,8 +67,9 @@ pub fn read(root: &Path) -> Result<Structure> {
     }
     structure.long_functions.sort_by(|a, b| (b.lines, &a.file, a.line).cmp(&(a.lines, &b.file, b.line)));
     structure.cycles_between_rooms = rooms::cycles(&structure.rooms);
-    let allowed = allowed::parse(&files::read(root, "ARCHITECTURE.md")?)?;
-    structure.problems = structure.problems(&allowed);
+    let architecture = files::read(root, "ARCHITECTURE.md")?;
+    structure.problems = structure.problems(&allowed::parse(&architecture)?);
+    structure.problems.extend(trees::problems(root, &trees::parse(&architecture)?)?);
     Ok(structure)
 }
 
