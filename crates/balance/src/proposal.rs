@@ -49,6 +49,15 @@ impl Proposals {
         self.last.as_ref()
     }
 
+    /// The last proposal, with its figures as they were measured: memory that the guest's going frees, and memory that it takes on
+    /// another host, in bytes; `None`: as [`Proposals::see`] has it.
+    pub fn measured(&mut self, frees_bytes: u64, costs_bytes: Option<u64>) {
+        if let Some(last) = &mut self.last {
+            last.frees_bytes = frees_bytes;
+            last.costs_bytes = costs_bytes.unwrap_or(last.costs_bytes);
+        }
+    }
+
     /// Looks at a host at a time in seconds since it started. A proposal that is due is made, and returned. `can_go` is asked only then.
     pub fn see(&mut self, at_s: u64, facts: &Facts, can_go: &dyn Fn(&GuestFacts) -> bool) -> Option<Proposal> {
         let is_due = self.last.as_ref().is_none_or(|last| at_s >= last.next_s);

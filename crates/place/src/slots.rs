@@ -1,23 +1,13 @@
-//! Folded pages of guests: pages of pool mappings that were not copied on write. Most have no page-table entry, so they
-//! are looked up in the pool's file.
-//!
-//! Any process may map a file with the name of a pool, of any length and any number of times. Only data that the file
-//! really holds is read (`SEEK_DATA`), and at most [`MOST_PAGES`] for one guest.
+//! Contents of folded pages of guests, by the slots that they map (`guest::each_slots`).
 
-use anyhow::{Context, ensure};
-use guest::{Guest, holds_folded_pages};
-use host::{Mapping, Pagemap, PagemapEntry};
-use page::{Fingerprint, HostVirt, PAGE_BYTES};
-use rustix::fs::{SeekFrom, seek};
+use anyhow::Context;
+use guest::{Guest, each_slots, is_private_copy};
+use host::PagemapEntry;
+use page::{Fingerprint, PAGE_BYTES};
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
-/// Most folded pages of a guest: 1 TiB.
-const MOST_PAGES: u64 = 1 << 28;
-/// Most pages of one read of `pagemap`.
-const BATCH_PAGES: u64 = 1 << 14;
 /// Most attempts to read a guest whose mappings change meanwhile.
 const LOOKS: usize = 5;
 
@@ -49,7 +39,7 @@ impl Slots {
     /// most.
     ///
     /// # Errors
-    /// A process has ended or may not be read, or maps more than [`MOST_PAGES`] slots.
+    /// A process has ended or may not be read, or maps more slots than are read.
     pub fn of(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
         let mut folded = self.look(guest)?;
         for _ in 1..LOOKS {
@@ -64,92 +54,13 @@ impl Slots {
     fn look(&mut self, guest: &Guest) -> anyhow::Result<Folded> {
         let mut folded = Folded::default();
         for &pid in &guest.pids {
-            folded.gone_mappings += each_stretch(pid, &|_| true, &mut |mapping, file, offset, entries| {
+            folded.gone_mappings += each_slots(pid, &|_| true, &mut |mapping, file, offset, entries| {
                 let known = self.contents.entry((mapping.device, mapping.inode)).or_default();
                 folded.add(file, known, offset, entries)
             })?;
         }
         Ok(folded)
     }
-}
-
-/// A slot: the device and inode of its file, and its offset there.
-pub type Slot = ((u64, u64), u64);
-
-/// Number of slots that a guest maps and no process outside the guest.
-///
-/// # Errors
-/// A process of the guest has ended or may not be read, or maps more than [`MOST_PAGES`] slots.
-pub fn of_nobody_else(guest: &Guest) -> anyhow::Result<u64> {
-    let (mut own, mut files): (HashSet<Slot>, HashSet<(u64, u64)>) = Default::default();
-    for pid in &guest.pids {
-        each_slot(*pid, &|_| true, &mut |slot| _ = own.insert(slot))?;
-    }
-    files.extend(own.iter().map(|(file, _)| *file));
-    for pid in host::pids()?.into_iter().filter(|pid| !files.is_empty() && !guest.pids.contains(pid)) {
-        // A process that has ended meanwhile maps nothing. Only the files of the guest's own slots are read.
-        let _ = each_slot(pid, &|mapping| files.contains(&(mapping.device, mapping.inode)), &mut |slot| {
-            own.remove(&slot);
-        });
-    }
-    Ok(own.len() as u64)
-}
-
-fn each_slot(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: &mut dyn FnMut(Slot)) -> anyhow::Result<()> {
-    each_stretch(pid, wanted, &mut |mapping, _, offset, entries| {
-        let slots = entries.iter().enumerate().filter(|(_, entry)| !is_private(entry));
-        slots.for_each(|(n, _)| see(((mapping.device, mapping.inode), offset + (n * PAGE_BYTES) as u64)));
-        Ok(())
-    })?;
-    Ok(())
-}
-
-/// Called with neighbouring slots that take memory: their mapping, their file, the offset of the first slot, and their
-/// page-table entries.
-type See<'a> = &'a mut dyn FnMut(&Mapping, &File, u64, &[PagemapEntry]) -> anyhow::Result<()>;
-
-/// Calls `see` for all slots that process `pid` maps by `wanted` mappings. Returns the number of mappings that changed
-/// meanwhile.
-fn each_stretch(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, see: See<'_>) -> anyhow::Result<u64> {
-    let (mut gone_mappings, mut looked_at, mut entries) = (0, 0, Vec::new());
-    let (mappings, pagemap) = (Mapping::list(pid)?, Pagemap::open(pid)?);
-    for mapping in mappings.iter().filter(|m| holds_folded_pages(m) && m.is_memory_file() && wanted(m)) {
-        // One file is open at a time: a process may map more files than this process may have open.
-        let path = mapping.file_path(pid);
-        let file = match File::open(&path) {
-            // The file name is gone, because the member folded or unfolded meanwhile.
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                gone_mappings += 1;
-                continue;
-            }
-            opened => opened.with_context(|| format!("cannot open {}", path.display()))?,
-        };
-        let mut at = mapping.offset;
-        while let Some((offset, pages)) = filled(&file, mapping, at) {
-            looked_at += pages;
-            ensure!(looked_at <= MOST_PAGES, "more than {MOST_PAGES} pages of a pool are mapped");
-            let start = HostVirt(mapping.start.0 + (offset - mapping.offset));
-            pagemap.read(start, pages, &mut entries)?;
-            see(mapping, &file, offset, &entries)?;
-            at = offset + pages * PAGE_BYTES as u64;
-        }
-    }
-    Ok(gone_mappings)
-}
-
-/// Whether a page of a pool mapping was written: it is a private copy, and no slot any more.
-fn is_private(entry: &PagemapEntry) -> bool {
-    entry.swapped() || entry.present() && !entry.file_or_shared()
-}
-
-/// The next slots of a mapping that take memory, from file offset `at` on: the offset of the first slot, and their
-/// number.
-fn filled(file: &File, mapping: &Mapping, at: u64) -> Option<(u64, u64)> {
-    let end = mapping.offset.saturating_add(mapping.bytes());
-    // `SEEK_DATA` fails with ENXIO behind the last data.
-    let start = seek(file, SeekFrom::Data(at)).ok()?;
-    let stop = seek(file, SeekFrom::Hole(start)).ok()?.min(end);
-    (start < stop).then(|| (start, (stop - start).div_ceil(PAGE_BYTES as u64).min(BATCH_PAGES)))
 }
 
 impl Folded {
@@ -162,7 +73,7 @@ impl Folded {
         entries: &[PagemapEntry],
     ) -> anyhow::Result<()> {
         for (n, entry) in entries.iter().enumerate() {
-            if is_private(entry) {
+            if is_private_copy(entry) {
                 continue;
             }
             let content = content(file, known, offset + (n * PAGE_BYTES) as u64)?;

@@ -3,17 +3,14 @@
 use crate::key::Key;
 use crate::row::Row;
 use crate::sketch::{Settings, take};
-use crate::slots;
 use crate::table::{self, Source};
 use crate::theta::{MOST_BYTES, Sketch};
 use anyhow::{Context, bail};
 use cli::exit::Stop;
-use guest::{Guest, RegionMap, holds_folded_pages};
-use host::{Mapping, Pagemap};
-use page::{PAGE_BYTES, PageRange, Region, pages_to_bytes};
+use guest::{Guest, Leaving};
+use page::pages_to_bytes;
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fs;
 
 /// Most attempts to read a guest that changes meanwhile.
 const LOOKS: usize = 5;
@@ -73,95 +70,15 @@ pub fn weigh(
             (None, Some(format!("the sketches tell nothing of group {group}: {why}")))
         }
     };
-    let (ram_bytes, ram) = (pages_to_bytes(ram_pages), Ram::of(guest)?);
-    let takes = huge_page_bytes().map_or(0, |size| ram.pieces_bytes(size).min(guest.ram_bytes.unwrap_or(u64::MAX)));
+    let (ram_bytes, leaving) = (pages_to_bytes(ram_pages), Leaving::of(guest, last, u64::MAX)?);
     Ok(Weighed {
         ram_bytes,
-        takes_bytes: takes.max(ram_bytes),
-        last_bytes: ram.held_of_last(last).min(ram_bytes),
-        frees_bytes: private_bytes(guest)? + pages_to_bytes(slots::of_nobody_else(guest)?),
+        takes_bytes: leaving.takes_bytes.unwrap_or(0).max(ram_bytes),
+        last_bytes: leaving.last_bytes.min(ram_bytes),
+        frees_bytes: leaving.frees_bytes,
         already_there_bytes: already,
         problem,
     })
-}
-
-/// A VM's RAM, in the order in which a migration sends it.
-#[derive(Default)]
-struct Ram {
-    /// The mappings of guest RAM.
-    all: Vec<PageRange>,
-    /// Guest RAM that is backed: present or folded.
-    held: Vec<PageRange>,
-}
-
-impl Ram {
-    fn of(guest: &Guest) -> anyhow::Result<Self> {
-        let mut ram = Self::default();
-        for pid in &guest.pids {
-            let (mappings, pagemap) = (Mapping::read_all(*pid)?, Pagemap::open(*pid)?);
-            let regions = RegionMap::new(Some(guest), &mappings);
-            for (_, mapping) in mappings.iter().enumerate().filter(|(n, _)| regions.region_of(*n) == Region::GuestRam) {
-                let whole = PageRange { start: mapping.start, pages: mapping.bytes() / PAGE_BYTES as u64 };
-                if holds_folded_pages(mapping) {
-                    ram.held.push(whole);
-                } else {
-                    ram.held.extend(pagemap.present_ranges(mapping.start, mapping.end)?);
-                }
-                ram.all.push(whole);
-            }
-        }
-        Ok(ram)
-    }
-
-    /// Memory that the RAM takes when another host writes it page by page, in bytes: each huge page of `size` bytes
-    /// with a backed page.
-    fn pieces_bytes(&self, size: u64) -> u64 {
-        let pieces = |range: &PageRange| range.start.0 / size..=(range.end().0 - 1) / size;
-        self.held.iter().flat_map(pieces).collect::<BTreeSet<_>>().len() as u64 * size
-    }
-
-    /// Backed memory in the last `bytes` of the RAM, in bytes.
-    fn held_of_last(&self, bytes: u64) -> u64 {
-        let mut left = bytes / PAGE_BYTES as u64;
-        let mut held = 0;
-        for range in self.all.iter().rev() {
-            let part = PageRange { start: range.start.add_pages(range.pages - left.min(range.pages)), ..*range };
-            let overlap = |one: &PageRange| {
-                let (start, end) = (one.start.0.max(part.start.0), one.end().0.min(range.end().0));
-                end.saturating_sub(start)
-            };
-            held += self.held.iter().map(overlap).sum::<u64>();
-            left -= left.min(range.pages);
-        }
-        held
-    }
-}
-
-/// Size of transparent huge pages, in bytes; `None` if the kernel never gives them. VMMs ask for them by
-/// `MADV_HUGEPAGE`.
-fn huge_page_bytes() -> Option<u64> {
-    let knob = |name: &str| fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok();
-    let is_given =
-        knob("enabled").is_some_and(|choices| host::chosen(&choices).is_some_and(|choice| choice != "never"));
-    let bytes = knob("hpage_pmd_size")?.trim().parse().ok()?;
-    (is_given && bytes > 0).then_some(bytes)
-}
-
-/// Memory that becomes free when a guest's processes end, in bytes. Pages of files stay in the page cache, and pages
-/// merged by ksmd may stay with other processes.
-fn private_bytes(guest: &Guest) -> anyhow::Result<u64> {
-    let mut sum = 0;
-    for pid in &guest.pids {
-        let mappings = Mapping::read_all(*pid)?;
-        let of = |mapping: &Mapping| {
-            let is_memory_alone = mapping.shmem && !holds_folded_pages(mapping);
-            let usage = &mapping.usage;
-            let bytes = if is_memory_alone { usage.uss_bytes } else { usage.anonymous_bytes };
-            bytes.saturating_sub(usage.ksm_bytes.unwrap_or(0))
-        };
-        sum += mappings.iter().map(of).sum::<u64>();
-    }
-    Ok(sum)
 }
 
 /// Number of the guest's contents that guests of another host hold, by that host's table; `None` if no sketch there has
@@ -190,17 +107,6 @@ fn already_there(row: &Row, tables: &[Source]) -> anyhow::Result<Option<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use page::HostVirt;
-
-    #[test]
-    fn end_of_ram_goes_over_several_mappings_and_has_holes() {
-        let range = |page: u64, pages: u64| PageRange { start: HostVirt(page << 12), pages };
-        let ram =
-            Ram { all: vec![range(100, 10), range(200, 10)], held: vec![range(105, 5), range(200, 3), range(208, 2)] };
-        let found = [0, 1, 2, 9, 10, 13, 20, 99].map(|pages| ram.held_of_last(pages << 12) >> 12);
-        assert_eq!(found, [0, 1, 2, 4, 5, 8, 10, 10]);
-        assert_eq!(ram.pieces_bytes(16 << 12) >> 12, 3 * 16);
-    }
 
     fn row(host: &str, guest: &str, key: &str, contents: std::ops::Range<u64>) -> Row {
         let hashes = contents.map(|n| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1).collect();
