@@ -128,6 +128,10 @@ impl State {
             }
             "query-status" => json!({"status": self.status}),
             "query-migrate" => json!({"status": self.migration}),
+            "migrate_cancel" => {
+                self.migration = "cancelled";
+                json!({})
+            }
             "stop" => {
                 self.status = "paused";
                 json!({})

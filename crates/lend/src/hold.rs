@@ -39,7 +39,7 @@ const GIVE_UP: Duration = Duration::from_secs(600);
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// States of QEMU in which no migration is under way.
-const NO_MIGRATION: [&str; 4] = ["none", "completed", "failed", "cancelled"];
+pub(crate) const NO_MIGRATION: [&str; 4] = ["none", "completed", "failed", "cancelled"];
 
 /// A guest to pause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -40,7 +40,7 @@ pub use folded::until_folded;
 pub use gather::{Gatherer, Saved};
 pub use hold::hold;
 pub use ledger::{Entry, Ledger, Paced, Proposed, Turn};
-pub use moving::{Estimate, Movable, Moved, Pace, Wanted};
+pub use moving::{Estimate, Movable, Moved, Pace, Progress, Wanted};
 pub use park::{NOTES_WITHIN, Parked, Parking, wake_left};
 pub use pause::{Hold, Paused, resume_left};
 pub use reclaim::{Reclaimed, reclaim};

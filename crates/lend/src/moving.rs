@@ -20,21 +20,30 @@
 //!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
 //! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
 //!
+//! 5. A guest that writes faster than the link carries would be sent for ever, so each migration has a bound ([`Wanted::within`]). After it,
+//!    the guest stays, by rule 2. A command that is killed leaves a note, and the next one follows the migration by it.
+//!
 //! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers nobody.
 
 mod checks;
 mod follow;
+mod note;
+mod progress;
 mod settings;
 
-use crate::hold::{self, Target};
+pub use progress::Progress;
+
+use crate::hold::{self, NO_MIGRATION, Target};
 use crate::ledger::Turn;
 use anyhow::{Context, bail};
 use cli::journal::{By, Journal, Line};
 use cli::printable;
 use guest::qmp::QmpError;
 use guest::{Guest, GuestKind, Qmp};
+use note::{Note, Told};
 use serde::Serialize;
 use serde_json::{Value, json};
+use settings::Settings;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -44,6 +53,9 @@ const END_WITHIN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// Interval in which QEMU bounds the stream, and looks whether what is left is little enough: 100 ms.
 const LOOKS_EVERY_MS: u64 = 100;
+/// Bound of a migration if nobody says another: 10 minutes, or four times as long as all RAM takes, where that is more.
+const USUAL_WITHIN: Duration = Duration::from_secs(600);
+const USUAL_TIMES: f64 = 4.0;
 /// Bytes that the stream has for a page beside its content, and for a page of zeros.
 const HEADER_BYTES: u64 = 8;
 const ZERO_PAGE_BYTES: u64 = 9;
@@ -57,6 +69,8 @@ pub struct Wanted {
     pub bandwidth: Option<u64>,
     /// Time without progress after which the guest stays.
     pub give_up: Duration,
+    /// Time from the begin after which the guest stays, although memory is being sent.
+    pub within: Duration,
 }
 
 /// A migration that has come to its end.
@@ -142,28 +156,94 @@ impl Movable {
     }
 
     /// Moves it. When this returns without an error, it runs at the destination, and its QEMU here stands still for good. The turn keeps a
-    /// balancer from pausing it at that moment.
+    /// balancer from pausing it at that moment. `show` is called while it is on its way.
     ///
     /// # Errors
     /// The guest has stayed, and runs as before. Where it does not, the error says so.
-    pub fn go(&self, wanted: &Wanted, service: &Path, turn: Turn) -> anyhow::Result<Moved> {
+    pub fn go(
+        &self,
+        wanted: &Wanted,
+        service: &Path,
+        turn: Turn,
+        show: &mut dyn FnMut(&Progress),
+    ) -> anyhow::Result<Moved> {
         let mut qmp = self.running()?;
-        let told = |entry: &str, more: Value| self.write_down(service, entry, &wanted.to, more);
-        told("migrate", Value::Null)?;
-        let before = settings::Settings::set(&mut qmp, wanted).map_err(|why| self.stays(&format!("{why:#}")))?;
+        let mut note = Note::take(service, self.target.process).map_err(|why| self.stays(&format!("{why:#}")))?;
+        self.write_down(service, "migrate", &wanted.to, Value::Null)?;
+        // A command that was killed before its migration began may have changed the settings.
+        let left = note.told().map(|told| told.before.clone());
+        let set = left.map_or_else(|| Settings::read(&mut qmp), Ok).and_then(|before| {
+            note.tell(Told { to: wanted.to.clone(), before: before.clone(), pauses: false })?;
+            before.change(&mut qmp, wanted)
+        });
+        set.map_err(|why| self.stays(&format!("{why:#}")))?;
         let begun = qmp.execute("migrate", json!({"uri": wanted.to}));
         drop((qmp, turn));
-        let ended = match begun {
-            Err(why @ QmpError::Refused { .. }) => Err(self.stays(&why.to_string())),
+        match begun {
+            Err(why @ QmpError::Refused { .. }) => {
+                let refused = Err(self.stays(&why.to_string()));
+                self.over(refused, note, wanted, service)
+            }
             // A migration whose answer was lost may be under way.
-            _ => follow::Follow::of(&self.target, wanted).until_end(),
-        };
-        // On a guest that has gone, the settings are left: they show that it was moved.
-        if let Ok(mut qmp) = self.running() {
-            before.put_back(&mut qmp);
+            _ => self.follow(wanted, service, note, show),
         }
+    }
+
+    /// Follows the migration that a command has begun which was killed; `None` if there is none.
+    ///
+    /// # Errors
+    /// As for [`Movable::go`], or the guest is on its way to another destination.
+    pub fn go_on(
+        &self,
+        wanted: &Wanted,
+        service: &Path,
+        show: &mut dyn FnMut(&Progress),
+    ) -> anyhow::Result<Option<Moved>> {
+        let mut qmp = self.qmp()?;
+        let found = migration(&mut qmp)?;
+        let is_under_way = found["status"].as_str().is_some_and(|status| !NO_MIGRATION.contains(&status));
+        let stands_still = status(&mut qmp)? == "paused";
+        drop(qmp);
+        if !is_under_way && !stands_still {
+            return Ok(None);
+        }
+        let note = Note::take(service, self.target.process)
+            .map_err(|why| anyhow::anyhow!("{} is not moved by this command: {why:#}", self.id()))?;
+        let Some(told) = note.told().filter(|told| is_under_way || told.pauses) else { return Ok(None) };
+        if told.to != wanted.to {
+            bail!(
+                "{} is on its way to {}, and the command that began that has ended: name that destination",
+                self.id(),
+                told.to
+            );
+        }
+        self.follow(wanted, service, note, show).map(Some)
+    }
+
+    fn follow(
+        &self,
+        wanted: &Wanted,
+        service: &Path,
+        mut note: Note,
+        show: &mut dyn FnMut(&Progress),
+    ) -> anyhow::Result<Moved> {
+        let ended = follow::Follow::of(&self.target, wanted, &mut note).until_end(show);
+        self.over(ended, note, wanted, service)
+    }
+
+    /// Puts QEMU's settings back where the guest has stayed, and writes the end down.
+    fn over(&self, ended: anyhow::Result<Moved>, note: Note, wanted: &Wanted, service: &Path) -> anyhow::Result<Moved> {
         let problem = ended.as_ref().err().map(|why| format!("{why:#}"));
-        if let Err(why) = told("migrated", json!({"problem": problem})) {
+        match self.running() {
+            Ok(mut qmp) => {
+                note.told().iter().for_each(|told| told.before.put_back(&mut qmp));
+                note.over();
+            }
+            // On a guest that has gone, the settings are left: they show that it was moved.
+            Err(_) if ended.is_ok() => note.over(),
+            Err(_) => {}
+        }
+        if let Err(why) = self.write_down(service, "migrated", &wanted.to, json!({"problem": problem})) {
             cli::say!("pagefold: {why:#}");
         }
         ended
@@ -238,6 +318,12 @@ impl Pace {
         self.bandwidth.unwrap_or(0).saturating_mul(ms) / 1000
     }
 
+    /// Bound of a migration of a guest with so much RAM, if nobody says another.
+    pub fn usual_within(&self, ram_bytes: u64) -> Duration {
+        let whole_s = self.bandwidth.map_or(0.0, |bandwidth| ram_bytes as f64 / bandwidth as f64);
+        Duration::try_from_secs_f64(whole_s * USUAL_TIMES).unwrap_or(Duration::MAX).max(USUAL_WITHIN)
+    }
+
     /// Predicts a migration of a guest that writes little. Of its RAM of `all_bytes`, `ram_bytes` hold no zeros, and so do `last_bytes` of
     /// the last part.
     pub fn estimate(&self, all_bytes: u64, ram_bytes: u64, last_bytes: u64) -> Estimate {
@@ -253,18 +339,4 @@ impl Pace {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn estimate_is_what_is_sent_by_bandwidth_and_nothing_without_one() {
-        let pace = Pace { bandwidth: Some(10 << 20), limit_ms: 300 };
-        assert_eq!(pace.last_bytes(), 5 << 19);
-        let found = pace.estimate(128 << 20, 100 << 20, 1 << 20);
-        let seconds = found.seconds.expect("a time");
-        assert!((10.0..10.1).contains(&seconds), "{seconds}");
-        assert_eq!(found.downtime_ms, Some(100));
-        let boundless = Pace { bandwidth: None, limit_ms: 300 };
-        assert_eq!(boundless.estimate(1 << 20, 1 << 20, 0), Estimate { seconds: None, downtime_ms: None });
-    }
-}
+mod tests;

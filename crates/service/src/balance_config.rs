@@ -3,12 +3,16 @@
 use super::config::{Bytes, Wrong};
 use api::change::{from_word, parse_destination};
 use balance::Assurance;
+use cli::time::parse_seconds;
 use guest::Glob;
 use serde::Deserialize;
 use toml::Spanned;
 
 /// Pause between two rounds, in seconds, unless another one is configured.
 const USUAL_EVERY_S: u64 = 5;
+
+/// Longest time of a move, in seconds: 7 days.
+const MOST_MOVE_S: u64 = 7 * 86_400;
 
 /// Configuration of the process that balances memory between guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub struct Balance {
     pub guaranteed: Vec<(String, u64)>,
     /// Patterns for guests, and the destinations that they are moved to when they are proposed for another host.
     pub moves: Vec<(String, String)>,
+    /// Seconds after which a guest that is being moved stays; `None`: as `pagefold migrate` has it.
+    pub move_within_s: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -42,6 +48,7 @@ pub(crate) struct WrittenBalance {
     within: Option<String>,
     #[serde(default)]
     owners: Vec<u32>,
+    move_within: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -88,8 +95,15 @@ impl WrittenBalance {
             }
             guaranteed.extend(guest.guaranteed.map(|bytes| (name, bytes.0)));
         }
+        let move_within_s = self.move_within.map(|time| {
+            let found = parse_seconds(time.get_ref(), MOST_MOVE_S).ok().filter(|seconds| *seconds > 0);
+            found.ok_or_else(|| {
+                Wrong(time.span().start, format!("{:?} is no time up to 7 days: write 10m", time.get_ref()))
+            })
+        });
+        let move_within_s = move_within_s.transpose()?;
         let (floor_bytes, within, owners) = (self.floor.map(|floor| floor.0), self.within, self.owners);
-        Ok(Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves })
+        Ok(Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves, move_within_s })
     }
 }
 
@@ -116,6 +130,7 @@ impl Balance {
         let guarantee = |(glob, bytes): &(String, u64)| ["--guaranteed".to_owned(), format!("{glob}={bytes}")];
         words.extend(self.guaranteed.iter().flat_map(guarantee));
         words.extend(self.moves.iter().flat_map(|(glob, to)| ["--move".to_owned(), format!("{glob}={to}")]));
+        words.extend(self.move_within_s.iter().flat_map(|time| ["--move-within".to_owned(), time.to_string()]));
         words
     }
 }
@@ -130,11 +145,11 @@ mod tests {
         let (policy, within) = ("group".to_owned(), Some("/m".to_owned()));
         let admit = Assurance::Likely;
         let moves = vec![("acme-1".to_owned(), "tcp:h:1".to_owned())];
-        let (every_s, floor_bytes, owners) = (5, Some(3), vec![107]);
-        let config = Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves };
+        let (every_s, floor_bytes, owners, move_within_s) = (5, Some(3), vec![107], Some(60));
+        let config = Balance { policy, admit, every_s, floor_bytes, within, owners, guaranteed, moves, move_within_s };
         assert_eq!(
             config.arguments().join(" "),
-            "balance apply --until-hangup --every 5 --policy group --admit likely --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9 --move acme-1=tcp:h:1"
+            "balance apply --until-hangup --every 5 --policy group --admit likely --floor 3 --within /m --owner 107 --guaranteed acme-*=7 --guaranteed b=c=9 --move acme-1=tcp:h:1 --move-within 60"
         );
     }
 }

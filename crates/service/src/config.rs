@@ -551,6 +551,7 @@ mod tests {
             ("[api]\ngroup = 'no such group'".to_owned(), "line 2: this host has no group of users"),
             ("[api]\ncontrol = 1".to_owned(), "line 2, control: invalid type"),
             ("[balance]\npolicy = 'fair'".to_owned(), "line 2: there is no policy \"fair\"; use working-set"),
+            ("[balance]\nmove-within = '0s'".to_owned(), "line 2, move-within: \"0s\" is no time"),
             ("[balance]\nevery = 0".to_owned(), "line 2, every: a round takes a second at least"),
             ("[balance]\n[[guest]]\nname = ''\nguaranteed = '1M'".to_owned(), "line 3: a pattern must not be empty"),
             ("[park]\nidle = '10m'".to_owned(), "line 2, idle: name guests (only) or groups"),

@@ -1,6 +1,7 @@
 //! Following a migration to its end. The rules stand in [`super`].
 
-use super::{LOOK, Moved, Wanted, migration, status};
+use super::note::Note;
+use super::{LOOK, Moved, Progress, Wanted, migration, status};
 use crate::hold::Target;
 use anyhow::{Context, anyhow, bail};
 use guest::Qmp;
@@ -11,6 +12,10 @@ use std::time::{Duration, Instant};
 const LOST_AFTER: u32 = 10;
 /// Longest time until a guest that stays runs again: 30 s.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
+/// Longest time from `migrate_cancel` to the end of the migration: 60 s.
+const CANCEL_WITHIN: Duration = Duration::from_secs(60);
+/// Why a guest stays whose mover was killed while it cancelled.
+const KILLED: &str = "the command that moved it was killed while it cancelled";
 /// States of a guest after the switch has begun.
 const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];
 
@@ -18,11 +23,18 @@ const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];
 pub(super) struct Follow<'a> {
     target: &'a Target,
     wanted: &'a Wanted,
+    note: &'a mut Note,
     /// The last sign of progress, and its time.
     sign: Value,
     since: Instant,
-    /// Whether this process has paused the guest, so as to cancel.
+    /// Its begin, as this process has seen it.
+    began: Instant,
+    /// Its state at the last look.
+    progress: Progress,
+    /// Whether this process, or one that was killed, has paused the guest, so as to cancel.
     is_paused_by_us: bool,
+    /// When QEMU was told to cancel.
+    cancelled: Option<Instant>,
 }
 
 /// How a migration has ended.
@@ -32,15 +44,16 @@ enum End {
 }
 
 impl<'a> Follow<'a> {
-    pub(super) fn of(target: &'a Target, wanted: &'a Wanted) -> Self {
-        let since = Instant::now();
-        Self { target, wanted, sign: Value::Null, since, is_paused_by_us: false }
+    pub(super) fn of(target: &'a Target, wanted: &'a Wanted, note: &'a mut Note) -> Self {
+        let (now, progress, cancelled) = (Instant::now(), Progress::default(), None);
+        let is_paused_by_us = note.told().is_some_and(|told| told.pauses);
+        Self { target, wanted, note, sign: Value::Null, since: now, began: now, progress, is_paused_by_us, cancelled }
     }
 
-    /// Waits for the end of the migration.
-    pub(super) fn until_end(mut self) -> anyhow::Result<Moved> {
+    /// Waits for the end of the migration. `show` is called after each look.
+    pub(super) fn until_end(mut self, show: &mut dyn FnMut(&Progress)) -> anyhow::Result<Moved> {
         let guest = cli::printable(&self.target.guest);
-        let mut why_not = None;
+        let mut why_not = self.is_paused_by_us.then(|| KILLED.to_owned());
         loop {
             std::thread::sleep(LOOK);
             if !self.target.process.is_alive() {
@@ -50,11 +63,23 @@ impl<'a> Follow<'a> {
             if let Some(end) = self.look().unwrap_or_default() {
                 return self.judge(end, why_not);
             }
+            show(&self.progress);
             let Some(reason) = self.reason_to_stay() else { continue };
-            let reason = why_not.get_or_insert(reason);
-            if self.cancel().is_err() && self.since.elapsed() > self.wanted.give_up.saturating_mul(LOST_AFTER) {
-                return Err(self.lost(&guest, reason));
+            self.have_it_stay(&guest, why_not.get_or_insert(reason))?;
+        }
+    }
+
+    /// Cancels the migration, or gives up: then the error says where the guest may be.
+    fn have_it_stay(&mut self, guest: &str, reason: &str) -> anyhow::Result<()> {
+        match self.cancel() {
+            Ok(()) if self.cancelled.get_or_insert_with(Instant::now).elapsed() > CANCEL_WITHIN => bail!(
+                "{guest} stands still here, and its QEMU does not end the migration in {} s: {reason}. The same command tries again",
+                CANCEL_WITHIN.as_secs()
+            ),
+            Err(_) if self.since.elapsed() > self.wanted.give_up.saturating_mul(LOST_AFTER) => {
+                Err(self.lost(guest, reason))
             }
+            _ => Ok(()),
         }
     }
 
@@ -84,6 +109,7 @@ impl<'a> Follow<'a> {
         if sign != self.sign {
             (self.sign, self.since) = (sign, Instant::now());
         }
+        self.progress = Progress::of(&found);
         match found["status"].as_str().unwrap_or_default() {
             "completed" => Ok(Some(End::There(moved(&found)))),
             "failed" | "cancelled" | "none" | "" => {
@@ -100,14 +126,23 @@ impl<'a> Follow<'a> {
         if host::interrupted().is_some() {
             return Some("this command was interrupted".to_owned());
         }
+        if self.is_paused_by_us {
+            return Some(KILLED.to_owned());
+        }
         let silent = self.since.elapsed();
-        (silent > self.wanted.give_up).then(|| format!("nothing was sent for {} s", silent.as_secs()))
+        if silent > self.wanted.give_up {
+            return Some(format!("nothing was sent for {} s", silent.as_secs()));
+        }
+        // The time of a migration that another process began counts from its begin.
+        let taken = self.began.elapsed().max(Duration::from_secs_f64(self.progress.seconds));
+        (taken > self.wanted.within).then(|| self.progress.too_late(taken))
     }
 
     /// Cancels the migration, unless the switch has begun. The next look sees the end.
     fn cancel(&mut self) -> anyhow::Result<()> {
         let mut qmp = self.qmp()?;
         if status(&mut qmp)? == "running" {
+            self.note.tell_pause()?;
             // QEMU may have stopped the guest without an answer.
             self.is_paused_by_us = true;
             qmp.execute("stop", json!({}))?;

@@ -3,6 +3,7 @@
 use super::Wanted;
 use anyhow::bail;
 use guest::Qmp;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Capabilities with which memory goes another way, or a guest that stays stands still.
@@ -11,45 +12,47 @@ const OFF: [&str; 6] =
 /// The capability by which the source waits for the destination's word.
 const RETURN_PATH: &str = "return-path";
 
-/// Settings before the migration.
-#[derive(Debug)]
+/// QEMU's settings at one time: those that a migration changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
+    /// Capabilities that this QEMU knows, as `migrate-set-capabilities` takes them.
     capabilities: Vec<Value>,
+    /// Bound of the stream, in bytes a second; 0: none.
     bandwidth: Option<u64>,
 }
 
 impl Settings {
-    /// Makes the settings for a migration, and returns the former ones.
-    pub(super) fn set(qmp: &mut Qmp, wanted: &Wanted) -> anyhow::Result<Self> {
+    /// The present settings.
+    pub(super) fn read(qmp: &mut Qmp) -> anyhow::Result<Self> {
         let found = qmp.execute("query-migrate-capabilities", json!({}))?;
-        let state = |name: &str| {
-            let one = found.as_array().into_iter().flatten().find(|one| one["capability"] == name)?;
-            one["state"].as_bool()
-        };
-        let mut to_be = vec![(RETURN_PATH, true)];
-        to_be.extend(OFF.map(|name| (name, false)));
-        if let Some((name, _)) = to_be.iter().find(|(name, on)| *on && state(name).is_none()) {
-            bail!("its QEMU knows no {name}");
+        let all = found.as_array().cloned().unwrap_or_default();
+        let is_meant =
+            |one: &Value| one["capability"].as_str().is_some_and(|name| name == RETURN_PATH || OFF.contains(&name));
+        let capabilities: Vec<Value> = all.into_iter().filter(is_meant).collect();
+        if !capabilities.iter().any(|one| one["capability"] == RETURN_PATH) {
+            bail!("its QEMU knows no {RETURN_PATH}");
         }
-        let one = |name: &str, on: bool| json!({"capability": name, "state": on});
-        let known = || to_be.iter().filter_map(|(name, on)| Some((*name, *on, state(name)?)));
-        let before = Self {
-            capabilities: known().map(|(name, _, was)| one(name, was)).collect(),
-            bandwidth: match wanted.bandwidth {
-                Some(_) => qmp.execute("query-migrate-parameters", json!({}))?["max-bandwidth"].as_u64(),
-                None => None,
-            },
-        };
-        let set: Vec<Value> = known().map(|(name, on, _)| one(name, on)).collect();
+        let bandwidth = qmp.execute("query-migrate-parameters", json!({}))?["max-bandwidth"].as_u64();
+        Ok(Self { capabilities, bandwidth })
+    }
+
+    /// Makes the settings for a migration.
+    pub(super) fn change(&self, qmp: &mut Qmp, wanted: &Wanted) -> anyhow::Result<()> {
+        let name = |one: &Value| one["capability"].clone();
+        let set: Vec<Value> = self
+            .capabilities
+            .iter()
+            .map(|one| json!({"capability": name(one), "state": name(one) == RETURN_PATH}))
+            .collect();
         qmp.execute("migrate-set-capabilities", json!({"capabilities": set}))?;
         if let Some(bytes) = wanted.bandwidth {
             qmp.execute("migrate-set-parameters", json!({"max-bandwidth": bytes}))?;
         }
-        Ok(before)
+        Ok(())
     }
 
     /// Puts the former settings back. If QEMU refuses, it keeps the present ones.
-    pub(super) fn put_back(self, qmp: &mut Qmp) {
+    pub(super) fn put_back(&self, qmp: &mut Qmp) {
         let _ = qmp.execute("migrate-set-capabilities", json!({"capabilities": self.capabilities}));
         if let Some(bytes) = self.bandwidth {
             let _ = qmp.execute("migrate-set-parameters", json!({"max-bandwidth": bytes}));

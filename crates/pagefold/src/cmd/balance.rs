@@ -5,6 +5,7 @@ mod proposals;
 mod show;
 mod world;
 
+use crate::cmd::migrate::parse_within;
 use crate::cmd::which::Which;
 use api::change::parse_destination;
 use api::promise::{self, MOST_HOLD_S};
@@ -69,6 +70,9 @@ struct Common {
     /// once, by pagefold migrate (repeatable) [default: an operator moves it]
     #[arg(long = "move", value_name = "GLOB=URI", value_parser = parse_move, global = true)]
     moves: Vec<(guest::Glob, String)>,
+    /// Time after which a guest that was to be moved stays here, if it has not arrived [default: as pagefold migrate has it]
+    #[arg(long, value_name = "TIME", value_parser = parse_within, global = true)]
+    move_within: Option<u64>,
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
@@ -262,7 +266,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         let outcomes = world.carry_out((&plan.frees, &plan.grows), &mut hold, &turn, &params)?;
         let paused = hold.end(&mut world.ledger, &turn)?;
         drop(turn);
-        mover.go(answered.proposal.as_ref(), &common.service.words());
+        mover.go(answered.proposal.as_ref(), common);
         world.learn(&outcomes, at);
         let complete = outcomes.iter().all(|outcome| outcome.problem.is_none());
         let had_nothing_to_do = outcomes.is_empty() && paused.is_empty() && ladder.rung() == Rung::Idle;

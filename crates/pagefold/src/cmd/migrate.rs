@@ -1,17 +1,21 @@
 //! `pagefold migrate`: a VM goes to another host.
 
+mod shown;
+
 use super::park::{named, parked};
 use super::which::Which;
 use anyhow::{Context, bail, ensure};
 use api::change::parse_destination;
 use cli::exit::{Outcome, Stop};
 use cli::size::bytes;
+use cli::time::parse_seconds;
 use cli::{output, say};
 use guest::Guest;
 use lend::{Ledger, Movable, Moved, Wanted};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use service::helper;
+use shown::Shown;
 use start::Clones;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,15 +26,19 @@ use survey::Selection;
 const POSTCOPY: &str = "postcopy is refused: a member that wrote all the time failed the check of its bytes there, another move did not \
                         end in 5 minutes, and the cause is not known: move it without --postcopy";
 
+/// Greatest value of `--within`, in seconds: 7 days.
+const MOST_WITHIN_S: u64 = 7 * 86_400;
+
 /// Arguments of `pagefold migrate`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 The operator starts a QEMU with the same machine on the other host, without -S: best as a member there.
   pagefold run --group acme -- qemu-system-x86_64 (as here) -incoming tcp:0.0.0.0:4444
-  pagefold migrate web-7 --to tcp:10.0.0.2:4444 --bandwidth 110M
+  pagefold migrate web-7 --to tcp:10.0.0.2:4444 --bandwidth 110M --within 10m
 
-If anything fails before the guest stands still for the last part, it goes on here. When it runs there, its QEMU here is ended, and its
-frames are free. If this command is killed, QEMU goes on alone, and the same command ends a QEMU that the guest has left.
+If anything fails before the guest stands still for the last part, it goes on here. So it does where it has not arrived in time, because it
+writes faster than the link carries. When it runs there, its QEMU here is ended, and its frames are free. If this command is killed, QEMU
+goes on alone. The same command follows it then, within a time that counts from the begin, and ends a QEMU that the guest has left.
 
 The stream is not encrypted. It holds all memory of the guest.")]
 pub struct Args {
@@ -48,6 +56,9 @@ pub struct Args {
     /// Time without progress after which the guest stays here
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=90))]
     give_up: u64,
+    /// Time after which the guest stays here, if it has not arrived [default: 10m, or four times as long as all its RAM takes]
+    #[arg(long, value_name = "TIME", value_parser = parse_within)]
+    within: Option<u64>,
     /// The other host's QEMU has the same disks
     #[arg(long)]
     shared_disks: bool,
@@ -103,19 +114,44 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     if args.postcopy {
         return Err(Stop::Usage(POSTCOPY.into()).into());
     }
-    check(args, &guest, &movable)?;
     if args.dry_run {
+        check(args, &guest, &movable)?;
         return predict(args, &guest, &movable);
     }
     host::note_interrupts().context("cannot catch signals")?;
     let place = args.service.meant().place();
     place.make()?;
-    let wanted = Wanted { to: args.to.clone(), bandwidth: args.bandwidth, give_up: Duration::from_secs(args.give_up) };
-    let turn = Ledger::open(place.dir())?.take_turn()?;
-    ensure!(host::interrupted().is_none(), "this command was interrupted");
-    let moved = movable.go(&wanted, place.dir(), turn)?;
+    let wanted = wanted(args, &guest, &movable)?;
+    let mut shown = Shown::of(&guest, wanted.within);
+    let moved = match movable.go_on(&wanted, place.dir(), &mut |progress| shown.see(progress))? {
+        Some(moved) => moved,
+        None => {
+            check(args, &guest, &movable)?;
+            let turn = Ledger::open(place.dir())?.take_turn()?;
+            ensure!(host::interrupted().is_none(), "this command was interrupted");
+            movable.go(&wanted, place.dir(), turn, &mut |progress| shown.see(progress))?
+        }
+    };
+    drop(shown);
     end(args, &movable)?;
     show(args, &guest, &moved)
+}
+
+/// A time such as `10m`, of a second at least.
+pub(super) fn parse_within(text: &str) -> Result<u64, String> {
+    match parse_seconds(text, MOST_WITHIN_S)? {
+        0 => Err("a migration takes a second at least".into()),
+        seconds => Ok(seconds),
+    }
+}
+
+fn wanted(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Wanted> {
+    let within = match args.within {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => movable.pace(args.bandwidth)?.usual_within(guest.ram_bytes.unwrap_or(0)),
+    };
+    let give_up = Duration::from_secs(args.give_up);
+    Ok(Wanted { to: args.to.clone(), bandwidth: args.bandwidth, give_up, within })
 }
 
 /// Refuses a migration that something speaks against.

@@ -75,6 +75,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   floor = \"1G\"                    # memory that is never lent
   within = \"/machine.slice\"       # a control group whose memory limit stands for the host
   owners = [107]                   # users whose VMs are guests, too: otherwise root's, libvirt's, members
+  move-within = \"10m\"            # a guest that is moved by move-to stays, if it has not arrived after this
 
   [sketch]                         # optional: sketches of guests for plans over many hosts, see docs/fleet.md
   every = \"10m\"

@@ -5,6 +5,7 @@ mod common;
 
 mod arrives;
 mod cut;
+mod endless;
 mod proposed;
 mod refused;
 mod rig;

@@ -1,9 +1,10 @@
 //! A guest that is moved because its host is short of memory, and a rule says where it goes.
 
-use crate::common::Ends;
+use crate::arrives::until_folded;
 use crate::common::formats::assert_documented;
 use crate::common::service::{cannot_fold, until};
-use crate::rig::{PATIENCE, SERVICE, TO, Vm, hosts};
+use crate::common::{Ends, json_of, number};
+use crate::rig::{PATIENCE, SERVICE, TO, Vm, hosts, migrate};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
@@ -17,11 +18,27 @@ fn proposed_guest_goes_where_a_rule_sends_it() {
     let Some(from) = Vm::up(&a) else { return };
     from.ask("echo kept > /tmp/kept");
     let to = from.waits_on(&b, &[]);
+    until_folded(&from);
+    let predicted = json_of(&migrate(&from, &["--dry-run", "--json"]));
     // More than half of the floor is available, so memory does not run out.
     let floor = (host::available_bytes().expect("the kernel tells") / 4 * 5).to_string();
     let rule = format!("{}={TO}", from.name);
-    let words =
-        ["balance", "apply", "--every", "1", "--hurry", "12", "--floor", &floor, "--service", SERVICE, "--move", &rule];
+    let words = [
+        "balance",
+        "apply",
+        "--every",
+        "1",
+        "--hurry",
+        "12",
+        "--floor",
+        &floor,
+        "--service",
+        SERVICE,
+        "--move",
+        &rule,
+        "--move-within",
+        "90s",
+    ];
     let mut balancer = a.command(env!("CARGO_BIN_EXE_pagefold"), &words);
     let _balancer = Ends(balancer.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("run pagefold balance"));
     until(PATIENCE, "it runs there", || to.status() == "running");
@@ -42,4 +59,9 @@ fn proposed_guest_goes_where_a_rule_sends_it() {
         (&TO.into(), &format!("pagefold migrate {} --to {TO}", from.pid).into())
     );
     assert!(lines[2]["problem"].is_null(), "{}", lines[2]);
+    for figure in ["frees_bytes", "costs_bytes"] {
+        let [proposed, predicted] = [&lines[0], &predicted].map(|one| number(&one[figure]));
+        eprintln!("{figure}: {proposed} was proposed, {predicted} predicted");
+        assert!(proposed.abs_diff(predicted) <= predicted / 10, "{figure}: {} and {predicted}", lines[0]);
+    }
 }

@@ -1,22 +1,31 @@
 //! The rung `advise` of the pressure ladder: a guest that should go to another host. It is moved at once
 //! where a rule has its destination; else nobody moves it but the operator.
 
+use super::Common;
 use super::world::World;
 use crate::cmd::migrate;
 use balance::{GuestFacts, Rung};
 use cli::say;
 use cli::size::bytes;
-use guest::Guest;
+use guest::{Guest, Leaving};
 use lend::{Entry, Movable, Proposed, Turn};
-use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
+
+/// Most page-table entries of folded pages that are read for the figures of a proposal: those of 64 GiB.
+const MOST_MEASURED_PAGES: u64 = 1 << 24;
 
 impl World<'_> {
     /// Proposes a guest for another host, where that is due.
     pub fn propose(&mut self, turn: &Turn) -> anyhow::Result<Option<Proposed>> {
         let mut proposals = self.ledger.proposals().clone();
         let can_go = |facts: &GuestFacts| self.guest(&facts.id).is_some_and(|guest| self.can_go(guest));
-        let Some(proposal) = proposals.see(self.gatherer.at_s(), &self.facts, &can_go) else { return Ok(None) };
+        let Some(made) = proposals.see(self.gatherer.at_s(), &self.facts, &can_go) else { return Ok(None) };
+        // By the function of `pagefold migrate --dry-run`. Where it reads too long, the figures are those of the last look.
+        if let Some(leaving) = self.guest(&made.guest).and_then(|guest| Leaving::of(guest, 0, MOST_MEASURED_PAGES).ok())
+        {
+            proposals.measured(leaving.frees_bytes, leaving.takes_bytes);
+        }
+        let proposal = proposals.last().cloned().unwrap_or(made);
         self.ledger.note_proposals(turn, proposals)?;
         let Some(guest) = self.guest(&proposal.guest) else { return Ok(None) };
         let proposed = Proposed::of(proposal, guest, self.destination(guest));
@@ -52,11 +61,13 @@ pub struct Mover(Option<Child>);
 
 impl Mover {
     /// Moves a guest that was just proposed, if there is a destination for it. Its journal has the end.
-    pub fn go(&mut self, proposed: Option<&Proposed>, service: &[OsString]) {
+    pub fn go(&mut self, proposed: Option<&Proposed>, common: &Common) {
         self.0.take_if(|child| child.try_wait().is_ok_and(|ended| ended.is_some()));
         let Some(proposed) = proposed.filter(|proposed| proposed.to.is_some() && self.0.is_none()) else { return };
         let mut command = Command::new(cli::OWN_PROGRAM);
-        command.args(proposed.command.splitn(5, ' ').skip(1)).args(service).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(proposed.command.splitn(5, ' ').skip(1)).args(common.service.words());
+        command.args(common.move_within.iter().flat_map(|within| ["--within".to_owned(), within.to_string()]));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         match command.spawn() {
             Ok(child) => self.0 = Some(child),
             Err(why) => say!("pagefold: memory: cannot run {}: {why}", proposed.command),
