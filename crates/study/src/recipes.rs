@@ -4,6 +4,7 @@ mod average;
 mod balloons;
 mod builds;
 mod containers;
+mod copying;
 mod counters;
 mod crowded;
 mod duplicates;
@@ -12,13 +13,16 @@ mod footprint;
 mod forks;
 mod giving;
 mod groups;
+mod idle;
 mod live;
 mod loads;
 mod machines;
 mod many;
 mod memory_change;
+mod moved;
 mod overcommit;
 mod passes;
+mod placing;
 mod primitives;
 mod ram;
 mod rates;
@@ -45,6 +49,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "agarwal-fig6.2" => Some(average::by_number),
         "agarwal-fig6.4" => Some(footprint::next_guest),
         "agarwal-s6.4" => Some(containers::by_root),
+        "agarwal-s6.6.3" => Some(idle::given_back),
         "agarwal-s6.7" => Some(machines::kernels),
         "agarwal-t6.2" => Some(containers::one_guest),
         "agarwal-t6.3" => Some(containers::merged_alone),
@@ -57,6 +62,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kim-group" => Some(systems::grouped),
         "kim-isolate" => Some(groups::isolate),
         "kim-live" => Some(live::rate),
+        "kim-rate" => Some(giving::by_yield),
         "kloster-fig2.2" => Some(memory_change::over_time),
         "kloster-fig2.3" | "kloster-fig2.4" => Some(duplicates::over_time),
         "kloster-fig7.1" => Some(many::idle),
@@ -77,6 +83,9 @@ pub fn of(id: &str) -> Option<Recipe> {
         "li-exp1-3" => Some(systems::counters),
         "li-exp2-1" => Some(swapping::by_size),
         "li-exp2-2" => Some(balloons::while_merging),
+        "li-exp3" => Some(moved::migrated),
+        "li-host" => Some(copying::file),
+        "li-place" => Some(placing::by_rule),
         "li-t1" => Some(used::by_number),
         "sonone-base" => Some(containers::single),
         "sonone-fig1" => Some(scanner::cpu),
@@ -115,6 +124,11 @@ fn merger_of(planned: &Planned) -> &str {
 /// Guests of one group.
 fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
     VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()], system: System::DEBIAN }
+}
+
+/// Saved memory over time.
+fn timeline() -> Timeline {
+    Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() }
 }
 
 /// Name of the group where there is one only.
@@ -178,7 +192,7 @@ impl Saved {
 /// merged.
 fn merge(merger: &Merger, vms: &Vms) -> anyhow::Result<(Instant, Timeline, Measured)> {
     let begin = Instant::now();
-    let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
+    let mut timeline = timeline();
     merger.on()?;
     settle_or_rest(merger, begin, &mut timeline)?;
     let mut measured = Measured::default();

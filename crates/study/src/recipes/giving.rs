@@ -6,7 +6,8 @@
 //! ```
 //!
 //! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
-//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9.
+//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. `kim-rate` has rates that follow
+//! their yield beside these (`adaptive`), and a group that computes.
 
 use super::{D256, GROUP, Saved, alike, first_of, merge};
 use crate::data::Length;
@@ -37,6 +38,10 @@ const DATA_MIB: u64 = 350;
 const EVERY: Duration = Duration::from_secs(5);
 /// Time in which most pages are reclaimed, by the paper.
 const MINUTE: Duration = Duration::from_secs(60);
+/// Most processor time of a rate that follows its yield, in percent of a processor: the service's own default.
+const ADAPTIVE_PERCENT: u8 = 10;
+/// Guests that compute, of `kim-rate`.
+const COMPUTING: usize = 2;
 /// Rates of `kim-fig5`, in pages a second.
 const RATES: [u32; 3] = [1000, 3000, 9000];
 
@@ -46,8 +51,8 @@ struct Way {
     kept: [u64; 2],
     merger: &'static str,
     policy: &'static str,
-    /// Scan rates of the two groups; `None`: all guests are in one.
-    rates: Option<[u32; 2]>,
+    /// Scan rates of the two groups, of which a `None` follows its yield; `None`: all guests are in one.
+    rates: Option<[Option<u32>; 2]>,
 }
 
 impl Way {
@@ -61,17 +66,27 @@ impl Way {
             "ksm-equal" => ("ksm-5k", "equal", None),
             "fold-equal" => ("fold", "equal", None),
             "fold-se" => ("fold", "entitlement", None),
-            "1-9" => ("fold", "group", Some([RATE / 10, RATE / 10 * 9])),
-            "9-1" => ("fold", "group", Some([RATE / 10 * 9, RATE / 10])),
+            "1-9" => ("fold", "group", Some([Some(RATE / 10), Some(RATE / 10 * 9)])),
+            "9-1" => ("fold", "group", Some([Some(RATE / 10 * 9), Some(RATE / 10)])),
+            "adaptive" => ("fold", "group", Some([None, None])),
             _ => bail!("no way in {arm}"),
         };
         Ok(Self { kept, merger, policy, rates })
     }
 
     fn groups(&self) -> Vec<Group> {
-        let of = |name, rate| Group { scan_rate: Some(rate), ..Group::of(name) };
-        self.rates.map_or_else(|| vec![of(GROUP, RATE)], |rates| vec![of(KINDS[0], rates[0]), of(KINDS[1], rates[1])])
+        let of = |name, rate: Option<u32>| match rate {
+            Some(_) => Group { scan_rate: rate, ..Group::of(name) },
+            None => following(name),
+        };
+        self.rates
+            .map_or_else(|| vec![of(GROUP, Some(RATE))], |rates| vec![of(KINDS[0], rates[0]), of(KINDS[1], rates[1])])
     }
+}
+
+/// A group whose rate follows its yield.
+fn following(name: &'static str) -> Group {
+    Group { adaptive_percent: Some(ADAPTIVE_PERCENT), ..Group::of(name) }
 }
 
 /// Guests of both kinds, with their loads. They end before their merger.
@@ -88,14 +103,15 @@ fn kind(n: usize) -> usize {
 }
 
 impl Two {
-    fn start(rig: &mut Rig, way: Way) -> anyhow::Result<Self> {
+    /// Starts guests with these systems: those that count, and those that read.
+    fn start(rig: &mut Rig, way: Way, systems: [System; 2]) -> anyhow::Result<Self> {
         let mut merger = rig.merger(way.merger, &way.groups())?;
         let wanted = |kind: usize| VmsWanted {
             guests: OF_A_KIND,
             first: kind * OF_A_KIND,
             memory_bytes: WHOLE << 20,
             groups: vec![way.rates.map_or(GROUP, |_| KINDS[kind]).to_owned()],
-            system: System::BALLOONED,
+            system: systems[kind],
         };
         let mut vms = rig.vms(&wanted(0), &mut merger)?;
         vms.add(rig, &wanted(1), &mut merger)?;
@@ -180,7 +196,38 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
 /// `kim-fig2`.
 pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let time = Duration::from_secs(if planned.length == Length::Full { 90 } else { 45 });
-    let mut two = Two::start(rig, Way::of(&planned.arm)?)?;
+    both(rig, planned, time, [System::BALLOONED; 2])
+}
+
+/// `kim-rate`.
+pub fn by_yield(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let time = Duration::from_secs(if planned.length == Length::Full { 400 } else { 45 });
+    if planned.arm.starts_with("xz-") {
+        return computing(rig, planned, time);
+    }
+    both(rig, planned, time, [System::BALLOONED, System { kernel_of: Some("trixie"), ..System::BALLOONED }])
+}
+
+/// Guests that compress, whose group is looked at by a rate that follows its yield, or by nobody.
+fn computing(rig: &mut Rig, planned: &Planned, time: Duration) -> anyhow::Result<Measured> {
+    let name = if planned.arm == "xz-off" { "off" } else { "fold" };
+    let mut merger = rig.merger(name, &[following(GROUP)])?;
+    let vms = rig.vms(&alike(COMPUTING, first_of(planned, COMPUTING), D256), &mut merger)?;
+    vms.load(&vms.guests, &workload::compress_script())?;
+    let (before, begin) = (vms.operations(&vms.guests)?, Instant::now());
+    merger.on()?;
+    pause(time)?;
+    let done = vms.operations(&vms.guests)?.iter().sum::<u64>().saturating_sub(before.iter().sum()) as f64;
+    let mut measured = Measured::default();
+    measured.put_at("rate", "xz", done / begin.elapsed().as_secs_f64());
+    measured.put(OPERATIONS, done);
+    measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
+    Ok(measured)
+}
+
+/// Both kinds of guests under an arm's policy for a time.
+fn both(rig: &mut Rig, planned: &Planned, time: Duration, systems: [System; 2]) -> anyhow::Result<Measured> {
+    let mut two = Two::start(rig, Way::of(&planned.arm)?, systems)?;
     let (counting, reading) = two.vms.guests.split_at(OF_A_KIND);
     two.vms.load(counting, &workload::word_count_script(TEXT_MIB))?;
     two.vms.load(reading, &workload::reads_script())?;
@@ -273,6 +320,7 @@ mod tests {
 
     #[test]
     fn rates_of_two_groups_are_the_whole() {
+        assert!(Way::of("mr-low-adaptive").unwrap().groups().iter().all(|group| group.adaptive_percent.is_some()));
         for arm in ["fio-low-1-9", "mr-low-9-1", "mr-low-fold-se"] {
             let rates: u32 = Way::of(arm).unwrap().groups().iter().filter_map(|group| group.scan_rate).sum();
             assert_eq!(rates, RATE, "{arm}");

@@ -1,8 +1,8 @@
 //! `agarwal-t6.5`, `agarwal-s6.7`: pairs of guests with other devices, or with other kernels.
 
-use super::{D256, GROUP, Saved, alike, first_of, rep_of};
+use super::{D256, GROUP, Saved, alike, first_of, rep_of, timeline};
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, Timeline};
+use crate::record::{MERGED, Measured};
 use crate::rig::{Group, Rig, System, VmsWanted, frames_of, mb};
 use std::time::Instant;
 
@@ -38,10 +38,6 @@ const fn join<const N: usize>(first: &[&'static str], second: &[&'static str]) -
         n += 1;
     }
     all
-}
-
-fn timeline() -> Timeline {
-    Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() }
 }
 
 /// `agarwal-t6.5`.

@@ -1,10 +1,10 @@
 //! `li-exp1-3`, `kloster-t7.2`, `kim-group`: guests of two systems. The second is a kernel with busybox.
 
 use super::ram::Ram;
-use super::{D256, GROUP, Saved, alike, rep_of};
+use super::{D256, GROUP, Saved, alike, rep_of, timeline};
 use crate::data::Length;
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured, Timeline};
+use crate::record::{MERGED, Measured};
 use crate::rig::{Group, Merger, Rig, System, Vms, VmsWanted, account, mb};
 use anyhow::bail;
 use page::Fingerprint;
@@ -19,7 +19,7 @@ const GROUPS: [&str; 2] = ["first", "second"];
 const ALIKE: f64 = 0.2;
 
 /// So many guests of a system, in a group.
-fn of(system: System, guests: usize, first: usize, group: &str) -> VmsWanted {
+pub(super) fn of(system: System, guests: usize, first: usize, group: &str) -> VmsWanted {
     VmsWanted { system, groups: vec![group.to_owned()], ..alike(guests, first, D256) }
 }
 
@@ -41,10 +41,6 @@ fn pair(rig: &mut Rig, planned: &Planned, each: usize) -> anyhow::Result<(Merger
     let mut vms = rig.vms(&of(first, each, rep_of(planned), GROUP), &mut merger)?;
     vms.add(rig, &of(second, each, rep_of(planned), GROUP), &mut merger)?;
     Ok((merger, vms))
-}
-
-fn timeline() -> Timeline {
-    Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() }
 }
 
 /// `li-exp1-3`: four guests, half and half.
@@ -85,7 +81,7 @@ pub fn pairs(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
 }
 
 /// The contents of each guest's RAM, without zeros.
-fn contents(vms: &Vms) -> anyhow::Result<Vec<HashSet<Fingerprint>>> {
+pub(super) fn contents(vms: &Vms) -> anyhow::Result<Vec<HashSet<Fingerprint>>> {
     let zero = Fingerprint::of(&[0; page::PAGE_BYTES]);
     let of_guest = |pid: u32| -> anyhow::Result<HashSet<Fingerprint>> {
         let mut found: HashSet<Fingerprint> = Ram::of(pid, D256 / 2)?.fingerprints()?.into_values().collect();
@@ -153,7 +149,7 @@ fn by_fingerprints(rig: &mut Rig, [first, second]: &[VmsWanted; 2]) -> anyhow::R
 }
 
 /// The number of each guest's cluster.
-fn clusters<T: Eq + std::hash::Hash>(contents: &[HashSet<T>]) -> Vec<usize> {
+pub(super) fn clusters<T: Eq + std::hash::Hash>(contents: &[HashSet<T>]) -> Vec<usize> {
     let mut heads: Vec<&HashSet<T>> = Vec::new();
     let mut numbers = Vec::new();
     for guest in contents {

@@ -28,6 +28,8 @@ pub struct Group {
     pub name: &'static str,
     /// Pages that may be fingerprinted a second; `None`: as many as rest.
     pub scan_rate: Option<u32>,
+    /// Most processor time, in percent of a processor, of a rate that follows its yield; `None`: no rate does.
+    pub adaptive_percent: Option<u8>,
     /// Whether pages of zeros are given back.
     pub zero_pages: bool,
 }
@@ -35,7 +37,7 @@ pub struct Group {
 impl Group {
     /// A group without a limit, which gives pages of zeros back.
     pub const fn of(name: &'static str) -> Self {
-        Self { name, scan_rate: None, zero_pages: true }
+        Self { name, scan_rate: None, adaptive_percent: None, zero_pages: true }
     }
 }
 
@@ -51,7 +53,11 @@ pub struct Folding {
 fn config(groups: &[Group]) -> String {
     let mut text = String::from("[service]\nprover = true\n");
     for group in groups {
-        let rate = group.scan_rate.map_or_else(|| "\"auto\"".to_owned(), |rate| rate.to_string());
+        let rate = match (group.adaptive_percent, group.scan_rate) {
+            (Some(percent), _) => format!("\"adaptive:{percent}%\""),
+            (None, Some(rate)) => rate.to_string(),
+            (None, None) => "\"auto\"".to_owned(),
+        };
         let zeros = if group.zero_pages { "share" } else { "ignore" };
         // Writing to a string cannot fail.
         let _ = write!(
