@@ -17,6 +17,7 @@ mod ksm;
 mod median;
 mod overhead;
 mod park;
+mod place;
 mod serve;
 mod serving;
 mod start;
@@ -60,22 +61,13 @@ enum What {
     /// Storms, servers, builds and guests as members against not: how much longer they take
     Overhead(overhead::Args),
     /// Plans for a simulated fleet: hosts that each policy needs, and how long a plan takes
-    Place(PlaceArgs),
+    Place(place::Args),
     /// Guests that are parked and woken
     Park(park::Args),
     /// A service with many members: answers, costs, and whether the savings that it shows are so
     Serve(serve::Args),
     /// Guests that are cloned, beside the same guests booted, restored, and cloned by stock QEMU
     Start(start::Args),
-}
-
-/// Arguments of `pagefold bench place`, which pagefold-place knows.
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub struct PlaceArgs {
-    /// Arguments of pagefold-place, which --help lists
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
-    words: Vec<OsString>,
 }
 
 /// Arguments of the hidden command by which a bench starts its processes.
@@ -111,7 +103,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
         What::Overhead(args) => overhead::run(&args),
-        What::Place(args) => place(&args.words),
+        What::Place(args) => place::run(&args, place),
         What::Park(args) => park::run(&args),
         What::Serve(args) => serve::run(&args),
         What::Start(args) => start::run(&args),

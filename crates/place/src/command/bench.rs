@@ -1,7 +1,7 @@
 //! `pagefold bench place`: plans of a simulated fleet.
 
 use crate::command::{Tables, fleet_of, now_s, print_json};
-use cli::exit::Outcome;
+use cli::exit::{Outcome, Stop};
 use cli::output;
 use place::day::{Day, days};
 use place::fleet::{Collector, Fleet, Rules};
@@ -42,6 +42,12 @@ pub struct Args {
     /// Write the fleet's table to this file, and have the engine read it
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
+    /// Besides, sketch two real VMs, fold them as a plan expects, and audit what the move saves. Takes root
+    #[arg(long)]
+    moved: bool,
+    /// Findings of `pagefold bench place --moved`
+    #[arg(long, value_name = "GUEST:BYTES:BYTES", hide = true, value_parser = parse_predicted)]
+    predicted: Vec<Predicted>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -69,6 +75,23 @@ struct Report {
     policies: Vec<OfPolicy>,
     days: Vec<Day>,
     engines: Vec<OfEngine>,
+    predicted: Vec<Predicted>,
+}
+
+/// A move of real guests.
+#[derive(Clone, Debug, Serialize)]
+struct Predicted {
+    moved: String,
+    predicted_bytes: u64,
+    audited_bytes: u64,
+}
+
+/// `GUEST:BYTES:BYTES`
+fn parse_predicted(text: &str) -> Result<Predicted, String> {
+    let mut parts = text.rsplitn(3, ':');
+    let mut bytes = || parts.next().and_then(|part| part.parse().ok()).ok_or("use GUEST:PREDICTED:AUDITED");
+    let (audited_bytes, predicted_bytes) = (bytes()?, bytes()?);
+    Ok(Predicted { moved: parts.next().unwrap_or_default().to_owned(), predicted_bytes, audited_bytes })
 }
 
 #[derive(Serialize)]
@@ -92,6 +115,9 @@ struct OfEngine {
 
 /// Runs the bench.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    if args.moved {
+        return Err(Stop::Usage("pagefold-place starts no VMs: pagefold bench place --moved does".into()).into());
+    }
     let [hosts, guests, tenants] = [args.hosts, args.guests, args.tenants].map(|n| n as usize);
     let size = Size { hosts, guests, tenants, hashes: args.hashes };
     let drawn = fleet(&Kinds::measured(), &size);
@@ -127,6 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             Vec::new()
         },
         engines: args.parquet.as_ref().map(|path| engines(path, &drawn)).transpose()?.unwrap_or_default(),
+        predicted: args.predicted.clone(),
     };
     if args.json {
         print_json(&report)?
@@ -173,6 +200,10 @@ fn text(report: &Report) -> String {
             day.hosts_anew,
             cli::bytes(day.saved_without_zero_bytes)
         );
+    }
+    for Predicted { moved, predicted_bytes, audited_bytes } in &report.predicted {
+        let [predicted, audited] = [*predicted_bytes, *audited_bytes].map(cli::bytes);
+        text += &format!("{moved}: its move saves {predicted} by the plan, and {audited} by page frames\n");
     }
     text.trim_end().to_owned()
 }
