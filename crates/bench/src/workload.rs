@@ -70,6 +70,14 @@ pub fn web_script() -> String {
     counted("ab -q -n 200 -c 20 http://127.0.0.1/")
 }
 
+/// A web server with files: `ab` with one connection, 50 requests, and 300 of the system's files at random, which are read. One operation is
+/// one pass.
+pub fn web_and_files_script() -> String {
+    counted(
+        "ab -q -n 50 -c 1 http://127.0.0.1/ && find /usr/lib /usr/share -type f -size -512k | shuf -n 300 | xargs cat >/dev/null 2>&1",
+    )
+}
+
 /// 100 database queries, reads and writes mixed, by 4 clients.
 const TRANSACTIONS: &str = "mariadb-slap --silent --concurrency=4 --number-of-queries=100 --auto-generate-sql \
     --auto-generate-sql-load-type=mixed";
@@ -92,6 +100,8 @@ const RANGE: u32 = 100;
 const SELECTS: u32 = 10;
 /// Steps of a whole build.
 pub const BUILD_STEPS: u32 = 8;
+/// Modules and parts that [`SOURCES_SCRIPT`] prepares, one of each a step.
+const MOST_STEPS: u32 = 12;
 
 /// Command that makes the table of [`Timed::ReadWrite`] and [`Timed::PointSelect`]. Its contents are the guest's own. The log is
 /// flushed once a second, so that the time of a commit is not that of the host's disk.
@@ -129,6 +139,10 @@ const DATA: &str = "/dev/vdb";
 pub const DATA_SCRIPT: &str = "test -b /dev/vdb";
 /// Text that one operation of [`word_count_script`] counts, in MiB. A short load is to have tens of them.
 const TEXT_MIB: u32 = 2;
+/// Directory of [`Timed::DiskFiles`].
+const DISK_FILES: &str = "/var/tmp/files";
+/// Statement of Perl that flushes a file to the disk.
+const FLUSH: &str = "$f->flush; $f->sync or die;";
 /// Size of a random read: 64 KB.
 const READ: u32 = 65_536;
 
@@ -141,8 +155,20 @@ pub enum Timed {
     PointSelect,
     /// `ab` with four connections.
     Web,
+    /// `ab` with so many connections.
+    Connections(u32),
     /// Files in tmpfs: written, looked at, read, extended, renamed, removed.
     Files,
+    /// The same with files on the disk. What is written is flushed to it before the file is read.
+    DiskFiles,
+    /// So many files as in [`Self::DiskFiles`], in the time that they take.
+    FixedDiskFiles(u32),
+    /// Computation in blocks of 10,000 steps.
+    Compute,
+    /// Forks whose child ends at once.
+    Fork,
+    /// Forks whose child becomes a program that ends at once.
+    Exec,
     /// Reads of 64 KB at random places of a disk of its own.
     RandomReads,
     /// A build: so many steps, see [`build_script`].
@@ -156,11 +182,16 @@ impl Timed {
         match self {
             Self::ReadWrite => database_clients(&transaction(), seconds),
             Self::PointSelect => database_clients(&selects(), seconds),
-            Self::Web => format!(
-                "ab -q -t {seconds} -n 50000 -c 4 http://127.0.0.1/ 2>/dev/null | \
-                 awk '/^Complete requests/ {{ n = $3 }} /^Requests per second/ {{ rate = $4 }} /^ *99%/ {{ ms = $2 }} END {{ print n, rate, ms }}'"
-            ),
-            Self::Files => files(seconds),
+            Self::Web => web(4, seconds),
+            Self::Connections(connections) => web(connections, seconds),
+            Self::Files => files("/dev/shm/files", "", &until(seconds)),
+            Self::DiskFiles => files(DISK_FILES, FLUSH, &until(seconds)),
+            Self::FixedDiskFiles(count) => files(DISK_FILES, FLUSH, &format!("$n < {count} * 6")),
+            Self::Compute => {
+                repeated("", "for (1 .. 10000) { $x = ($x * 1103515245 + 12345) % 2147483648 } $n += 1", seconds)
+            }
+            Self::Fork => repeated("-MPOSIX=_exit", &child("_exit 0"), seconds),
+            Self::Exec => repeated("-MPOSIX=_exit", &child("exec \"/bin/true\""), seconds),
             Self::RandomReads => random_reads(seconds),
             Self::Build(steps) => format!(
                 "from=$(date +%s%N); {}; took=$((($(date +%s%N) - from) / 1000000)); \
@@ -169,6 +200,33 @@ impl Timed {
             ),
         }
     }
+}
+
+/// `ab` for a time.
+fn web(connections: u32, seconds: u32) -> String {
+    format!(
+        "ab -q -t {seconds} -n 50000 -c {connections} http://127.0.0.1/ 2>/dev/null | \
+         awk '/^Complete requests/ {{ n = $3 }} /^Requests per second/ {{ rate = $4 }} /^ *99%/ {{ ms = $2 }} END {{ print n, rate, ms }}'"
+    )
+}
+
+/// Repeats statements of Perl for a time, each of which counts itself in `$n`.
+fn repeated(options: &str, statements: &str, seconds: u32) -> String {
+    format!(
+        "perl -MTime::HiRes=time {options} -e 'my ($n, $x, $begin) = (0, 1, time); while ({}) {{ {statements} }} \
+         print $n, \" \", $n / (time - $begin), \" 0\\n\"'",
+        until(seconds)
+    )
+}
+
+/// The condition of a loop that lasts a time.
+fn until(seconds: u32) -> String {
+    format!("time - $begin < {seconds}")
+}
+
+/// Statements that fork a child, which does something, and wait for its end.
+fn child(does: &str) -> String {
+    format!("my $p = fork; defined $p or die; if (!$p) {{ {does}; _exit 1 }} waitpid $p, 0; $? == 0 or die; $n += 1")
 }
 
 /// Rates of processes in a guest, one kind after the other.
@@ -225,9 +283,31 @@ pub fn builds_script() -> String {
     counted(&format!("( cd /usr/share/perl/5.*.* && k=$((n % {BUILD_STEPS} + 1)) && {BUILD_STEP} )"))
 }
 
+/// Steps of builds in a random order, of each guest's own. One operation is a step.
+pub fn random_builds_script() -> String {
+    counted(&format!(
+        "( cd /usr/share/perl/5.*.* && k=$(($(od -An -N2 -tu2 /dev/urandom) % {MOST_STEPS} + 1)) && {BUILD_STEP} )"
+    ))
+}
+
+/// Operations on files on the disk without an end, see [`Timed::DiskFiles`]. One operation is a second of them.
+pub fn disk_files_script() -> String {
+    counted(&format!("( {} )", files(DISK_FILES, FLUSH, &until(1))))
+}
+
+/// The load of [`paced_transactions_script`], and beside it reads at random places of the disk, which are not counted.
+pub fn transactions_and_reads_script() -> String {
+    format!(
+        "{} (perl -e 'open my $f, \"<\", \"{DATA}\" or die; my $blocks = int(sysseek($f, 0, 2) / {READ}); \
+         until (-e \"/run/pagefold-stop\") {{ sysseek $f, int(rand $blocks) * {READ}, 0; sysread $f, my $read, {READ}; \
+         select undef, undef, undef, 0.01 }}') </dev/null >/dev/null 2>&1 &",
+        paced_transactions_script()
+    )
+}
+
 /// Operations on files in tmpfs, see [`Timed::Files`]. One operation is a second of them.
 pub fn files_script() -> String {
-    counted(&format!("( {} )", files(1)))
+    counted(&format!("( {} )", files("/dev/shm/files", "", &until(1))))
 }
 
 /// Compression of 4 MB of the system's libraries, another part each time. One operation is one part.
@@ -310,13 +390,13 @@ pub fn word_count_script(mib: u32) -> String {
     ))
 }
 
-/// Operations on files of 64 KB in tmpfs, for a time. Six operations a file.
-fn files(seconds: u32) -> String {
+/// Operations on files of 64 KB in a directory, while a condition holds. Six operations a file.
+fn files(dir: &str, flush: &str, condition: &str) -> String {
     format!(
-        "mkdir -p /dev/shm/files && cd /dev/shm/files && perl -MTime::HiRes=time -e '\
+        "mkdir -p {dir} && cd {dir} && perl -MTime::HiRes=time -MIO::Handle -e '\
          my $bytes = join \"\", map {{ chr int rand 256 }} 1 .. 65536; my ($n, $begin) = (0, time); \
-         while (time - $begin < {seconds}) {{ \
-         open my $f, \">\", \"a$n\" or die; print $f $bytes; close $f; -s \"a$n\" == 65536 or die; \
+         while ({condition}) {{ \
+         open my $f, \">\", \"a$n\" or die; print $f $bytes; {flush} close $f; -s \"a$n\" == 65536 or die; \
          open $f, \"<\", \"a$n\" or die; read $f, my $read, 65536; close $f; $read eq $bytes or die; \
          open $f, \">>\", \"a$n\" or die; print $f substr $bytes, 0, 16384; close $f; \
          rename \"a$n\", \"b$n\" or die; unlink \"b$n\" or die; $n += 6 }} \

@@ -12,6 +12,7 @@
 //! samples are. The same holds for an arm whose load did not run.
 
 use crate::data::{Bound, Prediction, Study};
+use crate::dose;
 use crate::record::{MERGED, OPERATIONS, Samples};
 use crate::register::{Entry, Former, Register, Registration};
 use crate::stats;
@@ -105,6 +106,9 @@ pub struct Verdict {
     /// The date of the run by which it is judged, if that is another than the result's.
     #[serde(default)]
     pub run: Option<String>,
+    /// Whether it is of this rig alone, because its arm has too low a dose of its own. Absent of an arm with the run's dose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_low_dose: Option<bool>,
 }
 
 /// Judges all predictions that have a rule by one run.
@@ -138,6 +142,7 @@ pub fn judge_runs(study: &Study, runs: &[Run]) -> Vec<Verdict> {
             registered: register.of(study, says, run.date.as_deref()),
             former: former.collect(),
             run: run.date.clone().filter(|_| !is_last),
+            is_low_dose: study.arm(&check.arm).and_then(|arm| dose::is_low_in(study, arm)),
             ..judge(study, &says.text, &check, &run.samples)
         })
     };
@@ -196,9 +201,9 @@ pub fn judge(study: &Study, prediction: &str, check: &Check, samples: &Samples) 
         },
     };
     let (value, interval, n) = (mean.map(back), interval.map(|ends| ends.map(back)), values.len());
-    let (registered, former, run) = (None, Vec::new(), None);
+    let (registered, former, run, is_low_dose) = (None, Vec::new(), None, None);
     let (prediction, rule) = (prediction.to_owned(), check.in_words());
-    Verdict { prediction, verdict, value, interval, n, needs_n, why, rule, registered, former, run }
+    Verdict { prediction, verdict, value, interval, n, needs_n, why, rule, registered, former, run, is_low_dose }
 }
 
 fn in_words_of(side: Bound) -> String {

@@ -25,6 +25,7 @@ struct PaperFile {
     title: String,
     rig: String,
     said: String,
+    lacks: Option<String>,
     shown: Vec<String>,
     picture: String,
     study: Vec<Study>,
@@ -39,6 +40,8 @@ pub struct Paper {
     pub title: String,
     /// Its results, in a few sentences.
     pub said: String,
+    /// The part of its rig that cannot be had here.
+    pub lacks: Option<String>,
     /// Studies that speak for it.
     pub shown: Vec<String>,
     /// The study with the picture that is shown for it.
@@ -121,6 +124,11 @@ pub struct Arm {
     /// Whether the short form leaves it out.
     #[serde(default)]
     pub full_only: bool,
+    /// Its dose, in the order of the study's parts, where it is another than its form's.
+    #[serde(default)]
+    pub dose: Vec<f64>,
+    /// Time of one of its turns as measured once, where it is another than its form's.
+    pub turn_seconds: Option<f64>,
 }
 
 impl Arm {
@@ -284,8 +292,14 @@ impl Study {
     /// The time of a run in this form, by the time of a turn as it was measured; `None` if it cannot be run.
     pub fn estimate_s(&self, length: Length) -> Option<f64> {
         let form = self.form(length).filter(|_| self.why_not().is_none())?;
-        let arms = self.arms.iter().filter(|arm| arm.is_in(length)).count() as f64;
-        Some(arms * f64::from(form.reps + u32::from(form.warm_up)) * form.turn_seconds)
+        let arms = self.arms.iter().filter(|arm| arm.is_in(length));
+        let round_s: f64 = arms.map(|arm| arm.turn_seconds.unwrap_or(form.turn_seconds)).sum();
+        Some(f64::from(form.reps + u32::from(form.warm_up)) * round_s)
+    }
+
+    /// Time of a turn of this arm in a form, by its estimate.
+    pub fn turn_seconds(&self, arm: &str, form: Form) -> f64 {
+        self.arm(arm).and_then(|arm| arm.turn_seconds).unwrap_or(form.turn_seconds)
     }
 
     /// Predictions without a rule.
@@ -346,7 +360,10 @@ pub fn all() -> Vec<Study> {
 
 /// All papers.
 pub fn papers() -> Vec<Paper> {
-    let of = |PaperFile { paper, title, said, shown, picture, .. }| Paper { paper, title, said, shown, picture };
+    let of = |file: PaperFile| {
+        let PaperFile { paper, title, said, lacks, shown, picture, .. } = file;
+        Paper { paper, title, said, lacks, shown, picture }
+    };
     files().map(of).collect()
 }
 

@@ -1,6 +1,6 @@
 //! The dose of a run against the paper's: seconds of load, guests, passes, data against memory. Below a third, a verdict is of this rig alone.
 
-use crate::data::{Length, Study};
+use crate::data::{Arm, Length, Study};
 use serde::{Deserialize, Serialize};
 
 /// Part of the paper's dose below which nothing is claimed about the paper: a third.
@@ -18,6 +18,13 @@ pub struct Part {
     pub short: f64,
     /// That of the full form.
     pub full: f64,
+}
+
+/// Whether verdicts of an arm with a dose of its own are of this rig alone; `None` of an arm with its form's dose.
+pub fn is_low_in(study: &Study, arm: &Arm) -> Option<bool> {
+    let shares = study.dose.iter().zip(&arm.dose).filter_map(|(part, here)| Some(here / part.paper?));
+    let is_low = shares.min_by(f64::total_cmp).is_some_and(|share| share < LEAST);
+    (!arm.dose.is_empty()).then_some(is_low)
 }
 
 /// The dose of a run.
@@ -56,6 +63,21 @@ mod tests {
         assert_eq!((of(Length::Short), of(Length::Full)), ((Some(0.3), true), (Some(0.9), false)));
         study.dose = vec![part(None, 1.0)];
         assert_eq!(Dose::of(&study, Length::Short).share, None);
+    }
+
+    #[test]
+    fn arm_with_a_dose_of_its_own_is_judged_by_it() {
+        let mut study = data::all().into_iter().find(|study| study.id == "sonone-t2").unwrap();
+        let is_low = |study: &Study, arm: &str| is_low_in(study, study.arm(arm).unwrap());
+        assert!(Dose::of(&study, Length::Full).is_low);
+        assert_eq!((is_low(&study, "fold"), is_low(&study, "slices-fold")), (None, Some(false)));
+        study.arms.iter_mut().filter(|arm| arm.name == "slices-fold").for_each(|arm| arm.dose[0] = 1.0);
+        assert_eq!(is_low(&study, "slices-fold"), Some(true));
+        for study in data::all() {
+            for arm in study.arms.iter().filter(|arm| !arm.dose.is_empty()) {
+                assert_eq!(arm.dose.len(), study.dose.len(), "{}: {}", study.id, arm.name);
+            }
+        }
     }
 
     #[test]

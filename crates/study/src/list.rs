@@ -104,8 +104,10 @@ mod tests {
                     let of_arm = turns.entry(&record.arm).or_default();
                     *of_arm = record.n.max(*of_arm);
                 }
-                let turns = turns.values().map(|reps| reps + usize::from(form.warm_up)).sum::<usize>();
-                let estimated = turns as f64 * form.turn_seconds;
+                let time = |(arm, reps): (&str, usize)| {
+                    (reps + usize::from(form.warm_up)) as f64 * study.turn_seconds(arm, form)
+                };
+                let estimated: f64 = turns.into_iter().map(time).sum();
                 let ratio = result.seconds / estimated;
                 assert!(
                     (1.0 / 1.3..1.3).contains(&ratio),

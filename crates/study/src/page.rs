@@ -72,7 +72,11 @@ fn papers(out: &mut dyn Write, items: &[Item<'_>]) -> io::Result<()> {
     writeln!(out, "<section><h2>The papers</h2>")?;
     for paper in OfPaper::all(items) {
         writeln!(out, "<h3>{}: {}</h3>", Text(&paper.paper.paper), Text(&paper.paper.title))?;
-        writeln!(out, "<p>{}</p><p><b>Here.</b></p><ul>", Text(&paper.paper.said))?;
+        writeln!(out, "<p>{}</p>", Text(&paper.paper.said))?;
+        if let Some(lacks) = &paper.paper.lacks {
+            writeln!(out, "<p>{}</p>", Text(lacks))?;
+        }
+        writeln!(out, "<p><b>Here.</b></p><ul>")?;
         for (study, seen) in paper.seen() {
             writeln!(out, "<li><a href=\"#{id}\">{id}</a>: {}</li>", Text(&seen), id = Text(&study.id))?;
         }

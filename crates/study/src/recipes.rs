@@ -7,12 +7,14 @@ mod containers;
 mod copying;
 mod counters;
 mod crowded;
+mod disk;
 mod duplicates;
 mod floor;
 mod footprint;
 mod forks;
 mod giving;
 mod groups;
+mod guest_size;
 mod idle;
 mod live;
 mod loads;
@@ -28,6 +30,7 @@ mod ram;
 mod rates;
 mod scanner;
 mod services;
+mod slices;
 mod swapping;
 mod systems;
 mod under_load;
@@ -46,11 +49,14 @@ pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
 pub fn of(id: &str) -> Option<Recipe> {
     match id {
         "agarwal-fig4.1" => Some(crowded::computing),
+        "agarwal-fig4.3" => Some(disk::among_spinning),
         "agarwal-fig6.2" => Some(average::by_number),
         "agarwal-fig6.4" => Some(footprint::next_guest),
+        "agarwal-s4.3" => Some(disk::among_the_same),
         "agarwal-s6.4" => Some(containers::by_root),
         "agarwal-s6.6.3" => Some(idle::given_back),
         "agarwal-s6.7" => Some(machines::kernels),
+        "agarwal-s6.8" => Some(machines::together),
         "agarwal-t6.2" => Some(containers::one_guest),
         "agarwal-t6.3" => Some(containers::merged_alone),
         "agarwal-t6.4" => Some(duplicates::by_place),
@@ -69,10 +75,13 @@ pub fn of(id: &str) -> Option<Recipe> {
         "kloster-fig7.2" => Some(loads::after_build),
         "kloster-fig7.3" => Some(builds::zeros_consumed),
         "kloster-fig7.4" => Some(loads::all_different),
+        "kloster-fig7.5" | "kloster-s7.9" => Some(loads::servers_then_builds),
         "kloster-fig7.6" => Some(loads::by_load),
         "kloster-fig7.7" => Some(overcommit::idle_then_awake),
+        "kloster-fig7.8" => Some(guest_size::breaks),
         "kloster-fig8.1" => Some(rates::five_loads),
         "kloster-fig8.2" => Some(balloons::by_size),
+        "kloster-fig8.3" => Some(rates::connections),
         "kloster-t6.1" => Some(passes::by_bound),
         "kloster-t7.1" => Some(builds::run_time),
         "kloster-t7.2" => Some(systems::pairs),

@@ -19,7 +19,7 @@ pub use ksmd::{Rate, account};
 pub use merger::{Merger, SETTLED_FOR};
 pub use payers::Payer;
 pub use process::Asked;
-pub use vms::{Speed, System, Vms, VmsWanted};
+pub use vms::{Speed, System, Vms, VmsWanted, finishers, run, tell};
 
 use act::KsmKnobs;
 use anyhow::{Context, bail};
@@ -83,9 +83,17 @@ impl Rig {
     /// # Errors
     /// It cannot be written.
     pub fn data(&self, mib: u64) -> anyhow::Result<PathBuf> {
-        let path = self.dir.join(format!("data-{mib}"));
+        self.data_of(0, mib)
+    }
+
+    /// The same for a guest of its own: no page of it is equal to one of another number's file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn data_of(&self, number: u64, mib: u64) -> anyhow::Result<PathBuf> {
+        let path = self.dir.join(format!("data-{number}-{mib}"));
         if !path.exists() {
-            bench::write_pages(&path, (1..=mib << 8).map(bench::filled))?;
+            bench::write_pages(&path, (1..=mib << 8).map(|page| bench::filled(number << 32 | page)))?;
         }
         Ok(path)
     }

@@ -60,7 +60,7 @@ impl Job<'_> {
 
     /// The run's time as estimated before it.
     pub fn estimate_s(&self) -> f64 {
-        self.turns().len() as f64 * self.form.turn_seconds
+        self.turns().iter().map(|turn| self.study.turn_seconds(&turn.arm, self.form)).sum()
     }
 
     /// The study whose turns it takes.

@@ -11,9 +11,14 @@ const NOT_ASKED: &str = "no figure of this study decides it";
 
 /// The verdict's name. At a low dose it is one of this rig alone.
 pub fn verdict(result: &Outcome, verdict: &Verdict) -> String {
-    let is_low = result.dose.as_ref().is_some_and(|dose| dose.is_low);
-    let here_alone = if is_low && verdict.verdict != Answer::Undecided { " here alone" } else { "" };
+    let here_alone = if is_low(result, verdict) && verdict.verdict != Answer::Undecided { " here alone" } else { "" };
     format!("{}{here_alone}", verdict.verdict.name())
+}
+
+/// Whether a verdict rests on a low dose: its arm's own, or the run's.
+pub fn is_low(result: &Outcome, verdict: &Verdict) -> bool {
+    let of_run = result.dose.as_ref().is_some_and(|dose| dose.is_low);
+    verdict.is_low_dose.unwrap_or(of_run)
 }
 
 /// Marks of a prediction that is not what stood before the first result; the run, if it is an earlier one.

@@ -90,6 +90,7 @@ mod tests {
             registered: None,
             former: Vec::new(),
             run: None,
+            is_low_dose: None,
         }
     }
 

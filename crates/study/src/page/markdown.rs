@@ -86,7 +86,8 @@ pub fn text(items: &[Item<'_>], dir: &str) -> String {
 }
 
 fn of_paper(text: &mut String, paper: &OfPaper<'_>, dir: &str) {
-    let _ = writeln!(text, "### {}: {}\n\n{}\n", paper.paper.paper, paper.paper.title, paper.paper.said);
+    let lacks = paper.paper.lacks.as_ref().map_or(String::new(), |lacks| format!("\n\n{lacks}"));
+    let _ = writeln!(text, "### {}: {}\n\n{}{lacks}\n", paper.paper.paper, paper.paper.title, paper.paper.said);
     let seen: Vec<String> =
         paper.seen().iter().map(|(study, seen)| format!("- {}: {seen}", link(&study.id, dir))).collect();
     let _ = writeln!(text, "Here:\n\n{}\n\nOf all predictions: {}\n", seen.join("\n"), paper.sure());
@@ -112,14 +113,7 @@ fn worse(text: &mut String, items: &[Item<'_>], dir: &str) {
 fn line_of(text: &mut String, (study, result): Item<'_>, dir: &str) {
     let first = overview::headline(result).map_or_else(|| "-".to_owned(), |verdict| overview::told(result, verdict));
     let counts = overview::counts(&[(study, result)]);
-    let _ = writeln!(
-        text,
-        "| {}: {} | {counts} | {} | {} |",
-        link(&study.id, dir),
-        cell(&study.what),
-        cell(&first),
-        overview::dose(result)
-    );
+    let _ = writeln!(text, "| {} | {counts} | {} | {} |", link(&study.id, dir), cell(&first), overview::dose(result));
 }
 
 fn link(id: &str, dir: &str) -> String {

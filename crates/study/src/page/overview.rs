@@ -65,8 +65,11 @@ pub fn counts(items: &[Item<'_>]) -> String {
 
 /// Decided predictions at a low dose.
 pub fn here_alone(items: &[Item<'_>]) -> usize {
-    let low = items.iter().filter(|(_, result)| result.dose.as_ref().is_some_and(|dose| dose.is_low));
-    low.flat_map(|(_, result)| &result.verdicts).filter(|verdict| verdict.verdict != Answer::Undecided).count()
+    let of = |(_, result): &Item<'_>| {
+        let low = result.verdicts.iter().filter(|verdict| standing::is_low(result, verdict));
+        low.filter(|verdict| verdict.verdict != Answer::Undecided).count()
+    };
+    items.iter().map(of).sum()
 }
 
 /// The verdict that stands for a study: the first decided one about Pagefold, without one the first decided, without one the first.
@@ -143,6 +146,7 @@ mod tests {
             registered: None,
             former: Vec::new(),
             run: None,
+            is_low_dose: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! `kloster-t7.1` and `kloster-fig7.3`: a build in a guest whose free memory is zeros, shared or not.
 
 use super::ram::Ram;
+use super::slices::{self, Design};
 use super::{D256, GROUP, alike, first_of, settle_or_rest};
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
@@ -56,6 +57,12 @@ fn prepare(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Prepared> {
 
 /// `kloster-t7.1`.
 pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    if slices::merger_of(&planned.arm).is_some() {
+        let loads = [("build", Timed::Build(BUILD_STEPS))];
+        let (first, before) = (first_of(planned, 1), Some(workload::ZEROS_SCRIPT));
+        let design = Design { guests: 1, first, working: 1, loads: &loads, seconds: 0, pairs: 10, before };
+        return slices::measure(rig, planned, &design);
+    }
     let Prepared { merger, vms, mut measured, .. } = prepare(rig, planned)?;
     let before = merger.cpu()?;
     let speed = vms.run(Timed::Build(BUILD_STEPS), 0)?[0];

@@ -1,5 +1,6 @@
 //! `agarwal-fig4.1`: a guest that computes, among guests that spin.
 
+use super::slices::{self, Design, Sliced};
 use super::{D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
@@ -7,7 +8,7 @@ use crate::record::{Measured, OPERATIONS};
 use crate::rig::{Group, Rate, Rig, Vms};
 use crate::stats;
 use anyhow::Context;
-use bench::workload;
+use bench::workload::{self, Timed};
 use std::thread::available_parallelism;
 
 /// Guests for each processor.
@@ -17,6 +18,9 @@ const DENSITIES: [usize; 3] = [1, 2, 4];
 pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let repeated = if planned.length == Length::Full { 2 } else { 1 };
     let cores = available_parallelism().context("cannot count the processors")?.get();
+    if slices::merger_of(&planned.arm).is_some() {
+        return in_slices(rig, planned, cores);
+    }
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(cores * DENSITIES[DENSITIES.len() - 1], rep_of(planned), D256), &mut merger)?;
     // Has the emulator translate the computation.
@@ -42,6 +46,22 @@ pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     measured.put(OPERATIONS, vms.operations(&vms.guests[1..])?.iter().sum::<u64>() as f64);
     measured.timelines.push(timeline);
     Ok(measured)
+}
+
+/// The same in slices. The others spin on, whether somebody merges or not.
+fn in_slices(rig: &mut Rig, planned: &Planned, cores: usize) -> anyhow::Result<Measured> {
+    let guests = cores * DENSITIES[DENSITIES.len() - 1];
+    let (first, loads) = (rep_of(planned), [("1", Timed::Compute)]);
+    let design = Design { guests, first, working: 1, loads: &loads, seconds: 5, pairs: 10, before: None };
+    let mut sliced = Sliced::start(rig, planned, &design)?;
+    let mut spinning = 0;
+    for density in DENSITIES {
+        let wanted = cores * density - 1;
+        sliced.vms.load(&sliced.vms.guests[1 + spinning..=wanted], &workload::spin_script())?;
+        spinning = wanted;
+        sliced.pairs(&design, &[(&density.to_string(), Timed::Compute)])?;
+    }
+    sliced.finish()
 }
 
 /// Seconds of the first guest's computation, mean of some.

@@ -1,13 +1,14 @@
 //! `kloster-t8.1`: forks in a guest whose memory is merged, and forks of a process that is a member itself.
 
-use super::{D256, GROUP, alike, merge, rep_of};
+use super::slices::{self, Design};
+use super::{D256, GROUP, alike, first_of, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS};
 use crate::rig::{Asked, Group, Merger, Rig, Vms, pause, wait};
 use crate::stats;
 use anyhow::Context;
-use bench::workload::{self, Rates};
+use bench::workload::{self, Rates, Timed};
 use std::time::{Duration, Instant};
 
 /// Mappings that folding is to make in a process. Half of what the kernel allows by default is Pagefold's own bound.
@@ -19,6 +20,12 @@ const LOOK: Duration = Duration::from_millis(400);
 
 /// `kloster-t8.1`.
 pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    if slices::merger_of(&planned.arm).is_some() {
+        let loads = [("fork", Timed::Fork), ("exec", Timed::Exec)];
+        let first = first_of(planned, 2);
+        let design = Design { guests: 2, first, working: 1, loads: &loads, seconds: 5, pairs: 10, before: None };
+        return slices::measure(rig, planned, &design);
+    }
     let seconds = if planned.length == Length::Full { 6 } else { 3 };
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     // A pair, so that the guest has somebody to share with.

@@ -5,9 +5,10 @@
 //!   every few seconds: pages that each guest saves, by page frames -> a policy of `pagefold balance` -> sizes of the balloons
 //! ```
 //!
-//! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
-//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. `kim-rate` has rates that follow
-//! their yield beside these (`adaptive`), and a group that computes.
+//! An arm is a case and a way. `two-` before them: the two kinds of guests have different kernels, the rates are those of the paper,
+//! and the loads last for six passes over all memory. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are
+//! mergers that know one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. `kim-rate` has
+//! rates that follow their yield beside these (`adaptive`), and a group that computes.
 
 use super::{D256, GROUP, Saved, alike, first_of, merge};
 use crate::data::Length;
@@ -30,6 +31,14 @@ const OF_A_KIND: usize = 2;
 const WHOLE: u64 = 640;
 /// Pages a second that are scanned in all, whoever merges.
 const RATE: u32 = 5000;
+/// The same where the guests' systems differ: the paper's.
+const RATE_OF_TWO: u32 = 10_000;
+/// Time of the loads where the guests' systems differ: six passes over the guests' memory at their first sizes.
+const TIME_OF_TWO: Duration = Duration::from_secs(210);
+/// Beginning of the name of an arm in which the guests' systems differ.
+const TWO: &str = "two-";
+/// The suite whose kernel the reading guests boot in such an arm.
+const OTHER_SUITE: &str = "trixie";
 /// Size of the text, in MiB.
 const TEXT_MIB: u32 = 100;
 /// Size of the disk that is read, in MiB.
@@ -53,10 +62,16 @@ struct Way {
     policy: &'static str,
     /// Scan rates of the two groups, of which a `None` follows its yield; `None`: all guests are in one.
     rates: Option<[Option<u32>; 2]>,
+    /// Pages a second that are scanned in all.
+    rate: u32,
+    /// Whether the kinds of guests have different kernels.
+    systems_differ: bool,
 }
 
 impl Way {
     fn of(arm: &str) -> anyhow::Result<Self> {
+        let (systems_differ, arm) = arm.strip_prefix(TWO).map_or((false, arm), |arm| (true, arm));
+        let rate = if systems_differ { RATE_OF_TWO } else { RATE };
         let (kept, way) = match (arm.strip_prefix("fio-low-"), arm.strip_prefix("mr-low-")) {
             (Some(way), _) => ([320, 320], way),
             (_, Some(way)) => ([288, 384], way),
@@ -66,12 +81,17 @@ impl Way {
             "ksm-equal" => ("ksm-5k", "equal", None),
             "fold-equal" => ("fold", "equal", None),
             "fold-se" => ("fold", "entitlement", None),
-            "1-9" => ("fold", "group", Some([Some(RATE / 10), Some(RATE / 10 * 9)])),
-            "9-1" => ("fold", "group", Some([Some(RATE / 10 * 9), Some(RATE / 10)])),
+            "1-9" => ("fold", "group", Some([Some(rate / 10), Some(rate / 10 * 9)])),
+            "9-1" => ("fold", "group", Some([Some(rate / 10 * 9), Some(rate / 10)])),
             "adaptive" => ("fold", "group", Some([None, None])),
             _ => bail!("no way in {arm}"),
         };
-        Ok(Self { kept, merger, policy, rates })
+        Ok(Self { kept, merger, policy, rates, rate, systems_differ })
+    }
+
+    /// The suite whose kernel a kind of guests boots, where it is not the installed one.
+    fn kernel_of(&self, kind: usize) -> Option<&'static str> {
+        (self.systems_differ && kind == 1).then_some(OTHER_SUITE)
     }
 
     fn groups(&self) -> Vec<Group> {
@@ -79,8 +99,8 @@ impl Way {
             Some(_) => Group { scan_rate: rate, ..Group::of(name) },
             None => following(name),
         };
-        self.rates
-            .map_or_else(|| vec![of(GROUP, Some(RATE))], |rates| vec![of(KINDS[0], rates[0]), of(KINDS[1], rates[1])])
+        let one = || vec![of(GROUP, Some(self.rate))];
+        self.rates.map_or_else(one, |rates| vec![of(KINDS[0], rates[0]), of(KINDS[1], rates[1])])
     }
 }
 
@@ -103,15 +123,14 @@ fn kind(n: usize) -> usize {
 }
 
 impl Two {
-    /// Starts guests with these systems: those that count, and those that read.
-    fn start(rig: &mut Rig, way: Way, systems: [System; 2]) -> anyhow::Result<Self> {
+    fn start(rig: &mut Rig, way: Way) -> anyhow::Result<Self> {
         let mut merger = rig.merger(way.merger, &way.groups())?;
         let wanted = |kind: usize| VmsWanted {
             guests: OF_A_KIND,
             first: kind * OF_A_KIND,
             memory_bytes: WHOLE << 20,
             groups: vec![way.rates.map_or(GROUP, |_| KINDS[kind]).to_owned()],
-            system: systems[kind],
+            system: System { kernel_of: way.kernel_of(kind), ..System::BALLOONED },
         };
         let mut vms = rig.vms(&wanted(0), &mut merger)?;
         vms.add(rig, &wanted(1), &mut merger)?;
@@ -195,8 +214,13 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
 
 /// `kim-fig2`.
 pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    let time = Duration::from_secs(if planned.length == Length::Full { 90 } else { 45 });
-    both(rig, planned, time, [System::BALLOONED; 2])
+    let way = Way::of(&planned.arm)?;
+    let time = match planned.length {
+        _ if way.systems_differ => TIME_OF_TWO,
+        Length::Full => Duration::from_secs(90),
+        Length::Short => Duration::from_secs(45),
+    };
+    both(rig, way, time)
 }
 
 /// `kim-rate`.
@@ -205,7 +229,7 @@ pub fn by_yield(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     if planned.arm.starts_with("xz-") {
         return computing(rig, planned, time);
     }
-    both(rig, planned, time, [System::BALLOONED, System { kernel_of: Some("trixie"), ..System::BALLOONED }])
+    both(rig, Way { systems_differ: true, ..Way::of(&planned.arm)? }, time)
 }
 
 /// Guests that compress, whose group is looked at by a rate that follows its yield, or by nobody.
@@ -226,8 +250,8 @@ fn computing(rig: &mut Rig, planned: &Planned, time: Duration) -> anyhow::Result
 }
 
 /// Both kinds of guests under an arm's policy for a time.
-fn both(rig: &mut Rig, planned: &Planned, time: Duration, systems: [System; 2]) -> anyhow::Result<Measured> {
-    let mut two = Two::start(rig, Way::of(&planned.arm)?, systems)?;
+fn both(rig: &mut Rig, way: Way, time: Duration) -> anyhow::Result<Measured> {
+    let mut two = Two::start(rig, way)?;
     let (counting, reading) = two.vms.guests.split_at(OF_A_KIND);
     two.vms.load(counting, &workload::word_count_script(TEXT_MIB))?;
     two.vms.load(reading, &workload::reads_script())?;
@@ -324,6 +348,19 @@ mod tests {
         for arm in ["fio-low-1-9", "mr-low-9-1", "mr-low-fold-se"] {
             let rates: u32 = Way::of(arm).unwrap().groups().iter().filter_map(|group| group.scan_rate).sum();
             assert_eq!(rates, RATE, "{arm}");
+        }
+        let two = Way::of("two-mr-low-9-1").unwrap();
+        assert_eq!(two.rates, Some([9000, 1000]));
+        assert_eq!([0, 1].map(|kind| two.kernel_of(kind)), [None, Some(OTHER_SUITE)]);
+        assert_eq!(Way::of("fio-low-1-9").unwrap().kernel_of(1), None);
+    }
+
+    #[test]
+    fn guests_of_two_systems_are_scanned_six_times() {
+        for arm in ["two-fio-low-fold-se", "two-mr-low-fold-equal"] {
+            let way = Way::of(arm).unwrap();
+            let pages: u64 = way.kept.iter().map(|mib| mib * OF_A_KIND as u64 * 256).sum();
+            assert!(u64::from(way.rate) * TIME_OF_TWO.as_secs() >= 6 * pages, "{arm}: {pages}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`: the memory that is saved under loads, and after equal work.
+//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`, `kloster-s7.9` with `kloster-fig7.5`: the memory that is saved under loads, and after equal work.
 //!
 //! Shares are of the memory that the guests were given, and without pages of zeros, as in the paper.
 
@@ -6,11 +6,12 @@ use super::{D256, GROUP, Saved, alike, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured, OPERATIONS, Timeline};
-use crate::rig::{Group, Merger, Rig, Vms, mb, pause, wait};
+use crate::rig::{Group, Merger, Places, Rig, Vms, mb, pause, wait};
 use crate::stats;
 use anyhow::bail;
 use bench::workload::{self, BUILD_STEPS, SOURCES_SCRIPT, Timed};
 use lab::Guest;
+use page::PAGE_BYTES;
 use std::time::{Duration, Instant};
 
 /// Interval between two looks.
@@ -36,6 +37,21 @@ const DIFFERENT: [Load; 7] = [
     ("compress", workload::compress_script),
     ("processes", workload::processes_script),
     ("rewrite", || workload::rewrite_script(1.0)),
+];
+
+/// A server of `kloster-s7.9`: the services that it does not need, and its load.
+struct Server {
+    stops: &'static str,
+    load: Option<Load>,
+}
+
+/// Servers of different roles. The last one is idle, as one that people log in to by ssh.
+const SERVERS: [Server; 5] = [
+    Server { stops: "mariadb", load: Some(("web", workload::web_script)) },
+    Server { stops: "apache2", load: Some(("database", workload::paced_transactions_script)) },
+    Server { stops: "mariadb apache2", load: Some(("files", workload::files_script)) },
+    Server { stops: "mariadb apache2", load: Some(("build", workload::builds_script)) },
+    Server { stops: "mariadb apache2", load: None },
 ];
 
 /// Guests with a merger that has settled. They end before it.
@@ -148,6 +164,25 @@ pub fn all_different(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     settled.measured.put_at("reclaimed_percent", "idle", idle);
     let percent = settled.under("all different", |n| DIFFERENT.get(n).copied(), time)?;
     settled.measured.put("loaded_over_idle", percent / idle);
+    settled.finish()
+}
+
+/// `kloster-s7.9`: guests that compute, then servers of different roles. After them `kloster-fig7.5`: builds in a random order.
+pub fn servers_then_builds(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let full = planned.length == Length::Full;
+    let time = |short| Duration::from_secs(if full { 4 * short } else { short });
+    let mut settled = Settled::with(rig, planned, SERVERS.len(), None)?;
+    settled.under("computing", |_| Some(("computing", workload::spin_script)), time(6))?;
+    for (guest, server) in settled.vms.guests.iter().zip(SERVERS) {
+        settled.vms.tell([guest], &format!("systemctl stop {}", server.stops))?;
+    }
+    settled.vms.settle()?;
+    settled.under("servers", |n| SERVERS[n].load, time(12))?;
+    settled.vms.settle()?;
+    settled.under("builds", |_| Some(("builds", workload::random_builds_script)), time(20))?;
+    let saved = Places::of(&settled.vms.pids())?.saved_by_each();
+    let of_guests: Vec<f64> = saved.into_iter().map(|pages| pages * PAGE_BYTES as f64 * 100.0 / D256 as f64).collect();
+    settled.measured.put("guest_deviation", stats::deviation(&of_guests));
     settled.finish()
 }
 

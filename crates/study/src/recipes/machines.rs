@@ -1,4 +1,4 @@
-//! `agarwal-t6.5`, `agarwal-s6.7`: pairs of guests with other devices, or with other kernels.
+//! `agarwal-t6.5`, `agarwal-s6.8`, `agarwal-s6.7`: pairs of guests with other devices, with free pages returned, or with other kernels.
 
 use super::{D256, GROUP, Saved, alike, first_of, rep_of, timeline};
 use crate::plan::Planned;
@@ -14,6 +14,9 @@ const VIDEO: [&str; 2] = ["-device", "VGA"];
 const USB: [&str; 6] =
     ["-device", "piix3-usb-uhci,id=one", "-device", "piix4-usb-uhci", "-device", "usb-tablet,bus=one.0"];
 
+/// A balloon by which a guest returns free pages as they become free.
+const REPORTING: [&str; 2] = ["-device", "virtio-balloon-pci,free-page-reporting=on"];
+
 /// The devices of an arm.
 fn devices(arm: &str) -> &'static [&'static str] {
     const NO_VIDEO: [&str; 12] = join(&AUDIO, &USB);
@@ -28,6 +31,14 @@ fn devices(arm: &str) -> &'static [&'static str] {
         _ => &ALL,
     }
 }
+
+/// Devices of the machines of `agarwal-s6.8`, by the savings that are applied.
+const SAVINGS: [(&str, &[&str]); 4] = {
+    const AUDIO_USB: [&str; 12] = join(&AUDIO, &USB);
+    const ALL: [&str; 14] = join(&VIDEO, &AUDIO_USB);
+    const RETURNING: [&str; 16] = join(&ALL, &REPORTING);
+    [("none", &ALL), ("devices", &[]), ("idle pages", &RETURNING), ("both", &REPORTING)]
+};
 
 /// Words after words.
 const fn join<const N: usize>(first: &[&'static str], second: &[&'static str]) -> [&'static str; N] {
@@ -58,6 +69,30 @@ pub fn trimmed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         measured.put_at(by_arm, &planned.arm, value);
     }
     measured.timelines.push(timeline);
+    Ok(measured)
+}
+
+/// `agarwal-s6.8`: the second guest's cost, without savings, with each, and with both. Guests are the same boots in each repetition.
+pub fn together(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let mut measured = Measured::default();
+    let mut merged = f64::MAX;
+    let mut next = Vec::new();
+    for (savings, devices) in SAVINGS {
+        let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+        let system = System { devices, ..System::DEBIAN };
+        let vms = rig.vms(&VmsWanted { system, ..alike(2, 0, D256) }, &mut merger)?;
+        merger.on()?;
+        merger.settle(Instant::now(), &mut Timeline::default())?;
+        let pids = vms.pids();
+        let (first, second) = (frames_of(pids[0])?, frames_of(pids[1])?);
+        next.push(mb(second.difference(&first).count() as f64));
+        merged = merged.min(merger.taken(&pids)?.merged_pages as f64);
+        measured.put_at("next_mb", savings, next[next.len() - 1]);
+    }
+    let (base, both) = (next[0], next[3]);
+    measured.put(MERGED, merged);
+    measured.put("saved_share", 1.0 - both / base);
+    measured.put("sum_less_both_mb", (base - next[1]) + (base - next[2]) - (base - both));
     Ok(measured)
 }
 

@@ -1,16 +1,18 @@
-//! `sonone-t2` and `kloster-fig8.1`: how fast loads are, with and without a merger.
+//! `sonone-t2` and `kloster-fig8.1`: how fast loads are, with and without a merger. `kloster-fig8.3`: by the number of connections.
 //!
 //! ```text
 //!   restore -> prepare, and run each load once, shortly -> merge until settled -> run each load, and time it
 //! ```
 //! A restored emulator has translated no code: the first run of each load has it translated.
 
-use super::{D256, GROUP, alike, merge, rep_of};
+use super::slices::{self, Design};
+use super::{D256, GROUP, alike, first_of, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS};
-use crate::rig::{Group, Rig, Speed};
+use crate::rig::{Group, Rig, Speed, Vms};
 use crate::stats;
+use anyhow::Context;
 use bench::workload::{SOURCES_SCRIPT, TABLE_SCRIPT, Timed};
 
 /// Guests at work at the same time.
@@ -22,8 +24,12 @@ const FIRST_RUN: u32 = 2;
 
 /// `sonone-t2`: a database under two loads.
 pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let loads = [("read/write", Timed::ReadWrite), ("point select", Timed::PointSelect)];
+    if slices::merger_of(&planned.arm).is_some() {
+        return slices::measure(rig, planned, &Design { seconds: 6, pairs: 10, ..design(planned, &loads) });
+    }
     let seconds = if planned.length == Length::Full { 15 } else { 8 };
-    timed(rig, planned, &[("read/write", Timed::ReadWrite), ("point select", Timed::PointSelect)], seconds)
+    timed(rig, planned, &loads, seconds)
 }
 
 /// `kloster-fig8.1`: five loads.
@@ -36,16 +42,53 @@ pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> 
         ("files", Timed::Files),
         ("build", Timed::Build(STEPS)),
     ];
+    if slices::merger_of(&planned.arm).is_some() {
+        return slices::measure(rig, planned, &Design { seconds: 5, pairs: 12, ..design(planned, &loads) });
+    }
     timed(rig, planned, &loads, seconds)
+}
+
+/// Numbers of connections of `kloster-fig8.3`.
+const CONNECTIONS: [(&str, Timed); 2] = [("4", Timed::Connections(4)), ("64", Timed::Connections(64))];
+
+/// `kloster-fig8.3`.
+pub fn connections(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let (pairs, seconds) = if planned.length == Length::Full { (10, 5) } else { (3, 4) };
+    let design = Design { seconds, pairs, ..design(planned, &CONNECTIONS) };
+    let mut measured = slices::measure(rig, planned, &design)?;
+    let change = |of: &str| {
+        let found = measured.samples.iter().find(|s| s.metric == "cpu_change" && s.x.as_deref() == Some(of));
+        found.map(|sample| sample.value).context("a number of connections was not measured")
+    };
+    let interaction = change("64")? / change("4")?;
+    measured.put("interaction", interaction);
+    Ok(measured)
+}
+
+/// Slices of both guests: boots of its own in each repetition.
+fn design<'a>(planned: &Planned, loads: &'a [(&'a str, Timed)]) -> Design<'a> {
+    let first = first_of(planned, GUESTS);
+    Design { guests: GUESTS, first, working: GUESTS, loads, seconds: 5, pairs: 10, before: None }
+}
+
+/// Makes in the guests what loads take.
+///
+/// # Errors
+/// A guest cannot do it.
+pub fn prepare(vms: &Vms, loads: &[(&str, Timed)]) -> anyhow::Result<()> {
+    if loads.iter().any(|(_, load)| matches!(load, Timed::ReadWrite | Timed::PointSelect)) {
+        vms.tell(&vms.guests, TABLE_SCRIPT)?;
+    }
+    if loads.iter().any(|(_, load)| matches!(load, Timed::Build(_))) {
+        vms.tell(&vms.guests, SOURCES_SCRIPT)?;
+    }
+    Ok(())
 }
 
 fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), &mut merger)?;
-    vms.tell(&vms.guests, TABLE_SCRIPT)?;
-    if loads.iter().any(|(_, load)| matches!(load, Timed::Build(_))) {
-        vms.tell(&vms.guests, SOURCES_SCRIPT)?;
-    }
+    prepare(&vms, loads)?;
     for (_, load) in loads {
         let first = if matches!(load, Timed::Build(_)) { Timed::Build(1) } else { *load };
         vms.run_first(first, FIRST_RUN)?;

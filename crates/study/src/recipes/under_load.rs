@@ -1,4 +1,10 @@
 //! `sonone-fig8`: the saving of idle guests, under a load, and after it.
+//!
+//! ```text
+//!   ksm, fold                merge until settled -> load -> quiet
+//!   under-ksm, under-fold    merge until settled -> make all private again -> load -> merge under it -> quiet
+//! ```
+//! In the latter each guest also reads a disk of its own that is larger than its memory.
 
 use super::{D256, GROUP, alike, rep_of};
 use crate::data::Length;
@@ -13,6 +19,12 @@ use std::time::{Duration, Instant};
 const SHORT: usize = 3;
 /// Guests of the full form: those of the paper.
 const FULL: usize = 5;
+/// Beginning of the name of an arm whose merger begins under the load.
+const UNDER: &str = "under-";
+/// Size of the disk that a guest reads in these arms, in MiB. A guest has 256 MiB of memory.
+const DATA_MIB: u64 = 300;
+/// Time of the load before merging begins: the guests' page caches fill.
+const BEFORE: Duration = Duration::from_secs(30);
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// Share of the idle saving that counts as being back. If the load leaves as much, nothing can come back.
@@ -21,17 +33,31 @@ const BACK: f64 = 0.8;
 /// `sonone-fig8`.
 pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
-    let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+    let under = planned.arm.strip_prefix(UNDER);
+    let mut merger = rig.merger(under.unwrap_or(&planned.arm), &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(if full { FULL } else { SHORT }, rep_of(planned), D256), &mut merger)?;
+    for (n, guest) in vms.guests.iter().enumerate().filter(|_| under.is_some()) {
+        vms.plug([guest], &rig.data_of(n as u64, DATA_MIB)?)?;
+    }
     let mut traced = Traced::begin(&merger);
     merger.on()?;
     merger.settle(traced.begin, &mut traced.timeline)?;
     let mut measured = Measured::default();
     measured.put(MERGED, merger.taken(&vms.pids())?.merged_pages as f64);
     let idle = merger.saved_pages()? as f64;
-    vms.load(&vms.guests, &workload::paced_transactions_script())?;
-    traced.event("transactions begin");
-    let loaded = traced.follow(Duration::from_secs(if full { 60 } else { 20 }))?;
+    let loaded = if under.is_some() {
+        merger.undo()?;
+        vms.load(&vms.guests, &workload::transactions_and_reads_script())?;
+        traced.event("transactions and reads begin, nobody merges");
+        traced.follow(BEFORE)?;
+        traced.event("merging begins");
+        merger.on()?;
+        traced.follow(Duration::from_secs(if full { 100 } else { 40 }))?
+    } else {
+        vms.load(&vms.guests, &workload::paced_transactions_script())?;
+        traced.event("transactions begin");
+        traced.follow(Duration::from_secs(if full { 60 } else { 20 }))?
+    };
     vms.tell(&vms.guests, workload::STOP_SCRIPT)?;
     measured.put(OPERATIONS, vms.operations(&vms.guests)?.iter().sum::<u64>() as f64);
     traced.event("transactions end");

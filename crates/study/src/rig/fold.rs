@@ -6,7 +6,7 @@ use anyhow::bail;
 use api::ask::GroupState;
 use api::change::{Change, ScanRate};
 use api::client::Service;
-use api::control::Fold;
+use api::control::{Fold, ZeroPolicy};
 use api::place::Place;
 use bench::{Guardian, Serving, prover_of};
 use host::{ProcessId, ThreadCpu};
@@ -20,6 +20,9 @@ use std::time::Duration;
 const AGENT: &str = "pagefold";
 /// Time limit for members to connect.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time limit for all folded pages to be private again.
+const UNFOLDED: Duration = Duration::from_secs(60);
 
 /// A group of a study.
 #[derive(Clone, Debug)]
@@ -124,11 +127,37 @@ impl Folding {
 
     /// Begins to fold in all groups.
     pub fn on(&self) -> anyhow::Result<()> {
+        self.change(|change| change.fold = Some(Fold::On))
+    }
+
+    /// Has all folded pages made private, pages of zeros too, and ends folding. It waits until none is left.
+    pub fn undo(&self) -> anyhow::Result<()> {
+        self.change(|change| change.fold = Some(Fold::Unfold))?;
+        let is_undone = || Ok(self.saved_pages()? == 0 && self.zero_pages()? == 0);
+        if wait(UNFOLDED, is_undone)? { Ok(()) } else { bail!("pages are still folded after {} s", UNFOLDED.as_secs()) }
+    }
+
+    /// Says whether pages of zeros are given back from here on.
+    pub fn share_zeros(&self, share: bool) -> anyhow::Result<()> {
+        self.change(|change| change.zero_pages = Some(if share { ZeroPolicy::Share } else { ZeroPolicy::Ignore }))
+    }
+
+    fn change(&self, set: impl Fn(&mut Change)) -> anyhow::Result<()> {
         for group in &self.groups {
-            let change = Change { fold: Some(Fold::On), ..Change::default() };
+            let mut change = Change::default();
+            set(&mut change);
             Service::connect(Place::at(self.serving.dir()))?.set(group, change)?;
         }
         Ok(())
+    }
+
+    /// Folded pages of all members that were written so far, pages of zeros among them.
+    pub fn broken_pages(&self) -> anyhow::Result<u64> {
+        let of = |state: GroupState| {
+            let folded: u64 = state.report.members.iter().map(|member| member.folded_pages + member.zero_pages).sum();
+            state.report.bill.folds.saturating_sub(folded)
+        };
+        Ok(self.states()?.into_iter().map(of).sum())
     }
 
     /// Time in which all pages that members hold are fingerprinted at the lowest rate that a group was started with; 0 without any.
@@ -218,6 +247,11 @@ impl Folding {
             ..audit::Engine::default()
         })
     }
+}
+
+/// Processor time of a guest's process, without that of the agent in it.
+pub fn of_guest(pid: u32) -> anyhow::Result<f64> {
+    Ok(of_process(pid, None)? - of_process(pid, Some(AGENT))?)
 }
 
 /// Processor time of a process, or of those of its threads that bear a name. The first thread is not counted then: it is

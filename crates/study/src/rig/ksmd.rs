@@ -54,6 +54,12 @@ impl Ksmd {
         Ok(set_ksm("run", "1")?)
     }
 
+    /// Has the kernel make every merged page private again, and ends merging.
+    pub fn undo() -> anyhow::Result<()> {
+        set_ksm("run", "2")?;
+        Ok(set_ksm("run", "0")?)
+    }
+
     /// Goes on at another rate.
     pub fn set_rate(&self, Rate(pages, sleep): Rate) -> anyhow::Result<()> {
         set_ksm("pages_to_scan", &pages.to_string())?;
@@ -82,6 +88,13 @@ fn set_where_known(knob: &str, value: &str) -> anyhow::Result<()> {
         Err(e) if e.is_gone() => Ok(()),
         done => Ok(done?),
     }
+}
+
+/// Merged pages of all processes that were written so far. A kernel that counts none lacks the feature.
+pub fn broken_pages() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("cow_ksm ")?.parse().ok());
+    count.context("this kernel does not count writes to merged pages: cow_ksm in /proc/vmstat")
 }
 
 /// KSM's own account.

@@ -82,6 +82,32 @@ impl Merger {
         }
     }
 
+    /// Has every merged page made private again, and ends merging.
+    pub fn undo(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Off => Ok(()),
+            Self::Ksm(..) => Ksmd::undo(),
+            Self::Fold(folding) => folding.undo(),
+        }
+    }
+
+    /// Says whether Pagefold gives pages of zeros back from here on.
+    pub fn share_zeros(&self, share: bool) -> anyhow::Result<()> {
+        match self {
+            Self::Fold(folding) => folding.share_zeros(share),
+            _ => bail!("only Pagefold can leave pages of zeros alone"),
+        }
+    }
+
+    /// Merged pages that were written since merging began. ksmd's are those of the host, without pages of zeros.
+    pub fn broken_pages(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::Off => Ok(0),
+            Self::Ksm(..) => ksmd::broken_pages(),
+            Self::Fold(folding) => folding.broken_pages(),
+        }
+    }
+
     /// Begins to merge, also with guests that come later. ksmd passes over no page then. With `smart_scan`, it may never compare
     /// theirs with those of guests that are there (docs/notebook/2026-11-28-smart-scan.md).
     pub fn on_for_later_guests(&self) -> anyhow::Result<()> {

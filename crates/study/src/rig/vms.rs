@@ -1,5 +1,6 @@
 //! Guests of the lab for a study: restored from saved states, each of which was booted on its own once.
 
+use super::fold::of_guest;
 use super::{Rig, pause};
 use crate::rig::Merger;
 use anyhow::{Context, bail};
@@ -204,7 +205,7 @@ impl Vms {
     /// # Errors
     /// It fails in one of them.
     pub fn run(&self, load: Timed, seconds: u32) -> anyhow::Result<Vec<Speed>> {
-        self.at_once(&load.script(seconds))?.iter().map(|text| Speed::of(text)).collect()
+        run(&self.guests, load, seconds)
     }
 
     /// Runs a load in all guests at the same time, so that their emulators translate it. In a short time, a guest may not come to
@@ -213,16 +214,15 @@ impl Vms {
     /// # Errors
     /// It fails in one of them.
     pub fn run_first(&self, load: Timed, seconds: u32) -> anyhow::Result<()> {
-        self.at_once(&load.script(seconds)).map(drop)
+        at_once(&self.guests, &load.script(seconds)).into_iter().try_for_each(|printed| printed.map(drop))
     }
 
-    /// Runs a shell command in all guests at the same time, and returns what each printed.
-    fn at_once(&self, script: &str) -> anyhow::Result<Vec<String>> {
-        thread::scope(|scope| {
-            let run = |guest| scope.spawn(move || tell(guest, script, LOAD));
-            let running: Vec<_> = self.guests.iter().map(run).collect();
-            running.into_iter().map(|one| one.join().unwrap_or_else(|_| bail!("a thread panicked"))).collect()
-        })
+    /// Processor time of some guests so far, in seconds. Time of agents in their processes is the merger's.
+    ///
+    /// # Errors
+    /// One has ended.
+    pub fn cpu_s(guests: &[Guest]) -> anyhow::Result<f64> {
+        guests.iter().filter_map(|guest| guest.pid).map(of_guest).sum()
     }
 
     /// Begins a load in some guests, and waits until each has done a first operation.
@@ -248,6 +248,28 @@ impl Vms {
     }
 }
 
+/// Runs a load in these guests at the same time, and waits for its end.
+///
+/// # Errors
+/// It fails in one of them.
+pub fn run(guests: &[Guest], load: Timed, seconds: u32) -> anyhow::Result<Vec<Speed>> {
+    at_once(guests, &load.script(seconds)).into_iter().map(|printed| Speed::of(&printed?)).collect()
+}
+
+/// Runs a shell command in these guests at the same time, and returns what each printed.
+fn at_once(guests: &[Guest], script: &str) -> Vec<anyhow::Result<String>> {
+    thread::scope(|scope| {
+        let run = |guest| scope.spawn(move || tell(guest, script, LOAD));
+        let running: Vec<_> = guests.iter().map(run).collect();
+        running.into_iter().map(|one| one.join().unwrap_or_else(|_| bail!("a thread panicked"))).collect()
+    })
+}
+
+/// Runs a load in these guests at the same time, and tells how many came to its end within three minutes.
+pub fn finishers(guests: &[Guest], load: Timed) -> usize {
+    at_once(guests, &load.script(0)).iter().filter(|printed| printed.is_ok()).count()
+}
+
 /// How fast a load was in a guest, by the guest's clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
@@ -270,7 +292,11 @@ impl Speed {
     }
 }
 
-fn tell(guest: &Guest, script: &str, patience: Duration) -> anyhow::Result<String> {
+/// Runs a shell command in a guest, and returns what it printed.
+///
+/// # Errors
+/// It fails, or takes longer than `patience`.
+pub fn tell(guest: &Guest, script: &str, patience: Duration) -> anyhow::Result<String> {
     let output = guest.exec(&["sh", "-c", script], patience)?;
     if output.status != 0 {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();

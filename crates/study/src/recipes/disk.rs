@@ -1,0 +1,107 @@
+//! `agarwal-fig4.3` and `agarwal-s4.3`: files on the disk of a guest, among guests that spin, or that do the same. VMs and containers.
+
+use super::{CONTAINER, D256, GROUP, alike, merge, merger_of, rep_of};
+use crate::data::Length;
+use crate::plan::Planned;
+use crate::record::{Measured, OPERATIONS};
+use crate::rig::{Containers, Group, Merger, Rate, Rig, Vms, finishers, run, tell};
+use anyhow::Context;
+use bench::workload::{self, Timed};
+use lab::{Guest, Image};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+/// Guests for each processor among guests that spin, in the short form.
+const SHORT: [usize; 2] = [1, 2];
+/// Guests for each processor.
+const DENSITIES: [usize; 3] = [1, 2, 4];
+/// Files of a load that is to finish. Each has six operations.
+const FILES: u32 = 60;
+/// Operations on a file.
+const OF_A_FILE: f64 = 6.0;
+/// Time limit of a command in a guest.
+const COMMAND: Duration = Duration::from_secs(60);
+/// Seconds of the first run of a load.
+const FIRST_RUN: u32 = 2;
+
+/// Guests of either kind.
+enum Kind {
+    Vms(Vms),
+    Containers(Containers),
+}
+
+impl Kind {
+    fn start(rig: &mut Rig, planned: &Planned, guests: usize, merger: &mut Merger) -> anyhow::Result<Self> {
+        if planned.arm.ends_with(CONTAINER) {
+            return Ok(Self::Containers(rig.containers(Image::LxcShared, guests, (merger, GROUP))?));
+        }
+        Ok(Self::Vms(rig.vms(&alike(guests, rep_of(planned), D256), merger)?))
+    }
+
+    fn guests(&self) -> &[Guest] {
+        match self {
+            Self::Vms(vms) => &vms.guests,
+            Self::Containers(containers) => &containers.guests,
+        }
+    }
+}
+
+fn cores() -> anyhow::Result<usize> {
+    Ok(available_parallelism().context("cannot count the processors")?.get())
+}
+
+/// `agarwal-fig4.3`.
+pub fn among_spinning(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let full = planned.length == Length::Full;
+    let (densities, seconds) = if full { (&DENSITIES[..], 30) } else { (&SHORT[..], 6) };
+    let cores = cores()?;
+    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let kind = Kind::start(rig, planned, cores * densities[densities.len() - 1], &mut merger)?;
+    let guests = kind.guests();
+    run(&guests[..1], Timed::DiskFiles, FIRST_RUN)?;
+    let mut measured = match &kind {
+        Kind::Vms(vms) => merge(&merger, vms)?.2,
+        Kind::Containers(_) => Measured::default(),
+    };
+    if let Some(ksmd) = merger.ksmd() {
+        // At its highest rate it would take a processor for itself.
+        ksmd.set_rate(Rate::of("ksm-default").context("a rate without a name")?)?;
+    }
+    let mut operations = 0.0;
+    let mut rate = |measured: &mut Measured, x: &str| -> anyhow::Result<f64> {
+        let speed = run(&guests[..1], Timed::DiskFiles, seconds)?[0];
+        operations += speed.operations;
+        measured.put_at("rate", x, speed.rate);
+        Ok(speed.rate)
+    };
+    let (alone, mut spinning) = (rate(&mut measured, "alone")?, 0);
+    for density in densities {
+        let wanted = cores * density - 1;
+        for guest in &guests[1 + spinning..=wanted] {
+            tell(guest, &workload::spin_script(), COMMAND)?;
+        }
+        spinning = wanted;
+        let among = rate(&mut measured, &density.to_string())?;
+        measured.put_at("relative", density, among / alone);
+    }
+    measured.put(OPERATIONS, operations);
+    Ok(measured)
+}
+
+/// `agarwal-s4.3`.
+pub fn among_the_same(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let cores = cores()?;
+    let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
+    let kind = Kind::start(rig, planned, cores * DENSITIES[DENSITIES.len() - 1], &mut merger)?;
+    let (mut measured, mut operations) = (Measured::default(), 0.0);
+    for density in DENSITIES {
+        let working = &kind.guests()[..cores * density];
+        let begin = Instant::now();
+        let finished = finishers(working, Timed::FixedDiskFiles(FILES)) as f64;
+        measured.put_at("finished", density, finished / working.len() as f64);
+        measured.put_at("slowest_s", density, begin.elapsed().as_secs_f64());
+        operations += finished * f64::from(FILES) * OF_A_FILE;
+    }
+    measured.put(OPERATIONS, operations);
+    Ok(measured)
+}
