@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Beginning of the name of an arm of this design. Its merger follows.
 const SLICES: &str = "slices-";
-/// Ending of the name of an arm in which Pagefold always merges, and gives pages of zeros back by turns.
-const ZEROS: &str = "-zeros";
+/// Beginning of the name of a merger, Pagefold, that always merges, and gives pages of zeros back by turns.
+const ZEROS: &str = "zeros-";
 /// Share of the settled saving with which a slice may begin.
 const ENOUGH: f64 = 0.9;
 /// Time limit until that is merged.
@@ -90,6 +90,7 @@ impl Sliced {
     /// Guests do not come up, or a load fails.
     pub fn start(rig: &mut Rig, planned: &Planned, design: &Design<'_>) -> anyhow::Result<Self> {
         let name = merger_of(&planned.arm).unwrap_or(&planned.arm);
+        let (is_of_zeros, name) = name.strip_prefix(ZEROS).map_or((false, name), |name| (true, name));
         let mut merger = rig.merger(name, &[Group::of(GROUP)])?;
         let vms = rig.vms(&alike(design.guests, design.first, D256), &mut merger)?;
         prepare(&vms, design.loads)?;
@@ -102,7 +103,6 @@ impl Sliced {
         }
         let (begin, timeline, measured) = merge(&merger, &vms)?;
         let settled_pages = merger.saved_pages()? as f64;
-        let is_of_zeros = name.ends_with(ZEROS);
         let (begun, operations) = ((0, 0), 0.0);
         Ok(Self { vms, merger, is_of_zeros, settled_pages, begun, begin, timeline, measured, operations })
     }
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn arms_of_the_design_name_their_merger() {
         assert_eq!(merger_of("slices-ksm-50k"), Some("ksm-50k"));
-        assert_eq!(merger_of("slices-fold-zeros"), Some("fold-zeros"));
+        assert_eq!(merger_of("slices-zeros-fold"), Some("zeros-fold"));
         assert_eq!(merger_of("fold"), None);
     }
 }
