@@ -5,10 +5,10 @@
 //!   every few seconds: pages that each guest saves, by page frames -> a policy of `pagefold balance` -> sizes of the balloons
 //! ```
 //!
-//! An arm is a case and a way. `two-` before them: the two kinds of guests have different kernels, the rates are those of the paper,
-//! and the loads last for six passes over all memory. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are
-//! mergers that know one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. `kim-rate` has
-//! rates that follow their yield beside these (`adaptive`), and a group that computes.
+//! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
+//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. With `two-` before that, the two
+//! kinds of guests have different kernels, the rates are those of the paper, and the loads last for six passes over all memory.
+//! `kim-rate` has rates that follow their yield beside these (`adaptive`), and a group that computes.
 
 use super::{D256, GROUP, Saved, alike, first_of, merge};
 use crate::data::Length;
@@ -350,7 +350,7 @@ mod tests {
             assert_eq!(rates, RATE, "{arm}");
         }
         let two = Way::of("two-mr-low-9-1").unwrap();
-        assert_eq!(two.rates, Some([9000, 1000]));
+        assert_eq!(two.rates, Some([9000, 1000].map(Some)));
         assert_eq!([0, 1].map(|kind| two.kernel_of(kind)), [None, Some(OTHER_SUITE)]);
         assert_eq!(Way::of("fio-low-1-9").unwrap().kernel_of(1), None);
     }

@@ -96,7 +96,7 @@ impl Sliced {
         prepare(&vms, design.loads)?;
         for (_, load) in design.loads {
             let first = if matches!(load, Timed::Build(_)) { Timed::Build(1) } else { *load };
-            run(&vms.guests[..design.working], first, FIRST_RUN)?;
+            vms.run_first(first, FIRST_RUN)?;
         }
         if let Some(before) = design.before {
             vms.tell(&vms.guests[..design.working], before)?;
