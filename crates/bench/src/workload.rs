@@ -159,7 +159,7 @@ pub enum Timed {
     Connections(u32),
     /// Files in tmpfs: written, looked at, read, extended, renamed, removed.
     Files,
-    /// The same with files on the disk. What is written is flushed to it before the file is read.
+    /// The same with files on the disk. Each is flushed to it before it is read.
     DiskFiles,
     /// So many files as in [`Self::DiskFiles`], in the time that they take.
     FixedDiskFiles(u32),

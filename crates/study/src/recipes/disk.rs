@@ -1,6 +1,6 @@
 //! `agarwal-fig4.3` and `agarwal-s4.3`: files on the disk of a guest, among guests that spin, or that do the same. VMs and containers.
 
-use super::{CONTAINER, D256, GROUP, alike, merge, merger_of, rep_of};
+use super::{CONTAINER, D256, GROUP, alike, merge, rep_of};
 use crate::data::Length;
 use crate::plan::Planned;
 use crate::record::{Measured, OPERATIONS};
@@ -32,7 +32,7 @@ enum Kind {
 
 impl Kind {
     fn start(rig: &mut Rig, planned: &Planned, guests: usize, merger: &mut Merger) -> anyhow::Result<Self> {
-        if planned.arm.ends_with(CONTAINER) {
+        if planned.arm == CONTAINER {
             return Ok(Self::Containers(rig.containers(Image::LxcShared, guests, (merger, GROUP))?));
         }
         Ok(Self::Vms(rig.vms(&alike(guests, rep_of(planned), D256), merger)?))
@@ -55,7 +55,8 @@ pub fn among_spinning(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measur
     let full = planned.length == Length::Full;
     let (densities, seconds) = if full { (&DENSITIES[..], 30) } else { (&SHORT[..], 6) };
     let cores = cores()?;
-    let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
+    let merger = if planned.arm == CONTAINER { "off" } else { &planned.arm };
+    let mut merger = rig.merger(merger, &[Group::of(GROUP)])?;
     let kind = Kind::start(rig, planned, cores * densities[densities.len() - 1], &mut merger)?;
     let guests = kind.guests();
     run(&guests[..1], Timed::DiskFiles, FIRST_RUN)?;

@@ -7,7 +7,7 @@
 //!
 //! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
 //! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. With `two-` before that, the two
-//! kinds of guests have different kernels, the rates are those of the paper, and the loads last for six passes over all memory.
+//! kinds of guests have different kernels. The rates are those of the paper then, and the loads last for six passes over all memory.
 //! `kim-rate` has rates that follow their yield beside these (`adaptive`), and a group that computes.
 
 use super::{D256, GROUP, Saved, alike, first_of, merge};

@@ -9,8 +9,8 @@
 //! ```
 //! A turn yields the geometric mean of its pairs' ratios, on over off. So a set of guests is a block, and `n` counts sets.
 //!
-//! Processor time of an operation is that of the guests at work, and with merging the merger's part for them, whose other guests are
-//! served by the same time. What pages cost that are merged or made private between slices is in none.
+//! Processor time of an operation is that of the guests at work. With merging, the merger's is added, in the part that they are of all
+//! guests. The cost of merging pages, or of making them private, between slices is in none.
 
 use super::rates::prepare;
 use super::{D256, GROUP, alike, merge};
@@ -34,7 +34,7 @@ const REST: Duration = Duration::from_secs(1);
 /// Seconds of the first run of a load.
 const FIRST_RUN: u32 = 2;
 
-/// What a study measures in slices.
+/// The guests, loads and slices of a study.
 pub struct Design<'a> {
     /// Guests, all in one group.
     pub guests: usize,
