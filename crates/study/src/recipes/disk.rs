@@ -33,7 +33,7 @@ enum Kind {
 impl Kind {
     fn start(rig: &mut Rig, planned: &Planned, guests: usize, merger: &mut Merger) -> anyhow::Result<Self> {
         if planned.arm == CONTAINER {
-            return Ok(Self::Containers(rig.containers(Image::LxcShared, guests, (merger, GROUP))?));
+            return Ok(Self::Containers(rig.containers(Image::LxcCopied, guests, (merger, GROUP))?));
         }
         Ok(Self::Vms(rig.vms(&alike(guests, rep_of(planned), D256), merger)?))
     }

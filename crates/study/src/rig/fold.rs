@@ -130,6 +130,11 @@ impl Folding {
         self.change(|change| change.fold = Some(Fold::On))
     }
 
+    /// Ends folding, and leaves folded pages as they are.
+    pub fn hold(&self) -> anyhow::Result<()> {
+        self.change(|change| change.fold = Some(Fold::Off))
+    }
+
     /// Has all folded pages made private, pages of zeros too, and ends folding. It waits until none is left.
     pub fn undo(&self) -> anyhow::Result<()> {
         self.change(|change| change.fold = Some(Fold::Unfold))?;

@@ -54,6 +54,11 @@ impl Ksmd {
         Ok(set_ksm("run", "1")?)
     }
 
+    /// Ends merging, and leaves merged pages as they are.
+    pub fn hold() -> anyhow::Result<()> {
+        Ok(set_ksm("run", "0")?)
+    }
+
     /// Has the kernel make every merged page private again, and ends merging.
     pub fn undo() -> anyhow::Result<()> {
         set_ksm("run", "2")?;

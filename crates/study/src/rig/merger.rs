@@ -82,6 +82,15 @@ impl Merger {
         }
     }
 
+    /// Ends merging, and leaves merged pages as they are.
+    pub fn hold(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Off => Ok(()),
+            Self::Ksm(..) => Ksmd::hold(),
+            Self::Fold(folding) => folding.hold(),
+        }
+    }
+
     /// Has every merged page made private again, and ends merging.
     pub fn undo(&self) -> anyhow::Result<()> {
         match self {
