@@ -431,6 +431,19 @@ pub struct MemberReport {
     pub zero_pages: u64,
     /// Pages broken inside mappings of the pool, now.
     pub broken_pages: u64,
+    /// Pages folded that had been broken, counted since its agent connected.
+    #[serde(default)]
+    pub refolds: u64,
+    /// Anonymous memory of its process in page frames, by the kernel's counters, now. The worker leaves this and the next two
+    /// to the supervisor; `None` where these cannot be read.
+    #[serde(default)]
+    pub anonymous_bytes: Option<u64>,
+    /// Of a VM whose memory is balanced: its RAM without a balloon, at the balancer's last look.
+    #[serde(default)]
+    pub ram_bytes: Option<u64>,
+    /// Of a VM whose memory is balanced: its size by its balloon driver, at the balancer's last look.
+    #[serde(default)]
+    pub actual_bytes: Option<u64>,
     /// Processor time of its agent.
     pub agent_cpu_s: f64,
     /// Its mappings, as last counted.

@@ -84,6 +84,8 @@ pub struct GuestFacts {
     pub id: String,
     /// Its name.
     pub name: String,
+    /// Its first process.
+    pub pid: u32,
     /// Seconds since its process started, or since the balancer saw it first, whichever is less.
     pub age_s: u64,
     /// Its group.

@@ -38,8 +38,14 @@ pub struct Seen {
     pub name: String,
     /// Its group.
     pub group: String,
+    /// Its first process.
+    #[serde(default)]
+    pub pid: u32,
     /// Its RAM.
     pub ram_bytes: u64,
+    /// Its size, by its balloon driver; `None` in looks of an earlier version.
+    #[serde(default)]
+    pub actual_bytes: Option<u64>,
     /// Memory of its size that it has no frames for, and growth that it was told of.
     pub untouched_bytes: u64,
     /// RAM whose frames others hold too.
@@ -81,7 +87,9 @@ impl Standing {
             id: guest.id.clone(),
             name: guest.name.clone(),
             group: guest.group.clone(),
+            pid: guest.pid,
             ram_bytes: guest.ram_bytes,
+            actual_bytes: Some(guest.actual_bytes),
             untouched_bytes: guest
                 .untouched_bytes()
                 .saturating_add(expected_bytes(guest))

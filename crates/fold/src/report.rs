@@ -170,6 +170,7 @@ impl Group {
                 folded_pages: stats.folded_pages.min(mapped + sent),
                 zero_pages: stats.zero_pages,
                 broken_pages: stats.broken_pages,
+                refolds: stats.done.refolds,
                 agent_cpu_s: seconds(stats.done.agent_cpu_us),
                 vmas: stats.vmas,
                 stall_p50_us: percentile(&stats.stalls, 50),

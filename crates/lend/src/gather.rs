@@ -253,6 +253,7 @@ impl Gatherer {
         Some(GuestFacts {
             id: guest.id.clone(),
             name: guest.name.clone(),
+            pid,
             age_s: ProcessId { pid, start_ticks: guest.facts.start_ticks }.age_seconds().min(seen_s),
             group: guest.group.clone(),
             ram_bytes,

@@ -39,6 +39,7 @@ mod group;
 mod handed;
 pub mod helper;
 mod hidden;
+mod member_facts;
 mod orphans;
 mod park_config;
 mod prover;

@@ -15,6 +15,7 @@ use super::client::{Client, Waits, Wants};
 use super::decide;
 use super::enrol_config::MOST_RULES;
 use super::hidden;
+use super::member_facts;
 use super::registry::Registry;
 use super::trail::{self, with};
 use api::ask::{
@@ -604,6 +605,8 @@ impl Request<'_> {
                 // Only a client that may see all groups gets this figure, which covers all of them.
                 let sees_all = self.may_know_of_all();
                 let fit = if sees_all { super::admissions::fit(self.registry, group) } else { None };
+                let mut report = GroupReport { bill, no_prover, ..report.clone() };
+                member_facts::add(self.registry, group, &mut report.members);
                 let group = self.registry.group(group);
                 self.client.answer(&Answer::Report(Box::new(GroupState {
                     name: group.name.clone(),
@@ -616,7 +619,7 @@ impl Request<'_> {
                     fit,
                     segments: group.segments.len(),
                     not_attached,
-                    report: named(GroupReport { bill, no_prover, ..report.clone() }, &group.pool_limit()),
+                    report: named(report, &group.pool_limit()),
                 })));
             }
             Wants::Why => {}
