@@ -168,6 +168,21 @@ impl From<&Settings> for Printed {
     }
 }
 
+impl Printed {
+    /// The scan rate as people write it.
+    pub fn scan_rate_words(&self) -> String {
+        match &self.scan_rate {
+            OrWord::Number(pages) => pages.to_string(),
+            OrWord::Word(word) => word.clone(),
+        }
+    }
+
+    /// Whether to fold.
+    pub const fn fold(&self) -> Fold {
+        self.fold
+    }
+}
+
 impl FromStr for ScanRate {
     type Err = String;
 

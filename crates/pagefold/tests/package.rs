@@ -40,6 +40,7 @@ const FILES: [&str; 34] = [
     "usr/share/doc/pagefold/prometheus/pagefold.rules.yml",
     "usr/share/doc/pagefold/prometheus/scrape.yml",
     "usr/share/doc/pagefold/start.md",
+    "usr/share/doc/pagefold/watch.md",
     "usr/share/doc/pagefold/security.md",
     "usr/share/fish/vendor_completions.d/pagefold.fish",
     "usr/share/man/man1/pagefold-doctor.1.gz",

@@ -25,5 +25,6 @@ pub mod run;
 pub mod serve;
 pub mod stop;
 pub mod template;
+pub mod top;
 mod which;
 pub mod worker;
