@@ -99,6 +99,43 @@ fn huge_page_is_never_moved_whole() {
 }
 
 #[test]
+fn survey_finds_what_three_scans_find() {
+    let Ok(notes) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no notes of writes here") };
+    let pagemap = host::Pagemap::open(std::process::id()).unwrap();
+    let memory = MemberMemory::new(4 * HUGE_PAGES).unwrap();
+    let range = memory.range();
+    let use_one_in = |step: usize, of: PageRange| {
+        (0..of.pages).step_by(step).for_each(|n| {
+            // SAFETY: aligned, and within the mapping, which lasts until the end of this test.
+            unsafe { AtomicU64::from_ptr(of.start.add_pages(n).0 as usize as *mut u64) }
+                .store(n + 1, Ordering::Relaxed);
+        });
+    };
+    let agrees = || {
+        let survey = pagemap.survey(range.start, range.end()).unwrap();
+        assert_eq!(survey.unwatched, pagemap.unwatched_ranges(range.start, range.end()).unwrap());
+        assert_eq!(survey.written, pagemap.written_ranges(range.start, range.end()).unwrap());
+        assert_eq!(survey.huge, pagemap.huge_ranges(range.start, range.end()).unwrap());
+        [&survey.unwatched, &survey.written].map(|found| found.iter().map(|range| range.pages).sum::<u64>())
+    };
+    use_one_in(3, PageRange { pages: HUGE_PAGES, ..range });
+    use_one_in(1, PageRange { start: range.start.add_pages(HUGE_PAGES), pages: 2 * HUGE_PAGES });
+    let [unwatched, written] = agrees();
+    assert!(unwatched >= HUGE_PAGES && written == 0, "{unwatched} unwatched, {written} written");
+    let watched = PageRange { pages: 2 * HUGE_PAGES, ..range };
+    notes.register(watched, Watch::Writes).unwrap();
+    let [still_unwatched, written] = agrees();
+    assert!(
+        still_unwatched < unwatched && written > 0,
+        "{still_unwatched} of {unwatched} unwatched, {written} written"
+    );
+    pagemap.take_written(range.start, range.end()).unwrap();
+    assert_eq!(agrees(), [still_unwatched, 0], "nothing was written since");
+    use_one_in(7, PageRange { pages: HUGE_PAGES, ..range });
+    assert!(agrees()[1] >= HUGE_PAGES / 7, "written pages");
+}
+
+#[test]
 fn discarded_memory_that_is_used_again_reads_as_written() {
     let Ok(notes) = Userfault::open(Purpose::Note) else { return eprintln!("skipped: no notes of writes here") };
     let pagemap = host::Pagemap::open(std::process::id()).unwrap();

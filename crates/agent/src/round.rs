@@ -51,7 +51,7 @@ use broken::{AGAIN, BrokenPageList};
 use host::Pagemap;
 use huge::HugePageList;
 pub use looks::scan;
-use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, take_written};
+use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, survey, take_written};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use ranges::{between, common, gaps, overlapping};
 use rustix::time::ClockId;
@@ -201,16 +201,22 @@ impl Rounds {
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
         self.last = now;
+        // What comes to be known after this is found by the next round.
+        let generation = table::lock().generation();
         let spans = spans();
-        let armed = notes.map_or(Ok(false), |notes| self.arm(pagemap, notes, &spans, now))?;
+        let mut found = survey(pagemap, &spans)?;
+        let armed = notes.is_some_and(|notes| self.arm(notes, generation, &found.unwatched, now));
+        if armed {
+            found = survey(pagemap, &spans)?;
+        }
         let pages = table::lock().counts().enrolled;
         let written = if self.notes_writes {
-            take_written(pagemap, &spans)?
+            take_written(pagemap, &found.written)?
         } else {
             scan(pagemap, &spans, Pagemap::small_ranges)?
         };
         let (written, new) = self.tell_new(written, armed);
-        let split = if huge { self.look_at_huge(pagemap, &spans, rate, now)? } else { 0 };
+        let split = if huge { self.look_at_huge(pagemap, found.huge, rate, now)? } else { 0 };
         let (changed, folds) = {
             let mut table = table::lock();
             (table.take_written(), table.take_folds())
@@ -300,25 +306,23 @@ impl Rounds {
 
     /// Begins to watch memory that is not watched yet: it was enrolled, opened or made private since the last time.
     /// Returns whether there was any.
-    fn arm(&mut self, pagemap: &Pagemap, notes: &Userfault, spans: &[PageRange], now: Instant) -> host::Result<bool> {
-        let generation = table::lock().generation();
+    fn arm(&mut self, notes: &Userfault, generation: u64, unwatched: &[PageRange], now: Instant) -> bool {
         if generation == self.generation && now < self.armed {
-            return Ok(false);
+            return false;
         }
         (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
-        let unwatched = scan(pagemap, spans, Pagemap::unwatched_ranges)?;
         if unwatched.is_empty() {
-            return Ok(false);
+            return false;
         }
         let table = table::lock();
         let (mut open, mut is_any) = (Vec::new(), false);
         table.foldable(&mut open);
-        for range in overlapping(&open, &unwatched) {
+        for range in overlapping(&open, unwatched) {
             // Memory that cannot be registered may not be folded; the section finds that out by itself. Each round
             // finds that memory again, as it finds broken pages, and does not count it as a change.
             is_any |= notes.register(range, Watch::Writes).is_ok();
         }
-        Ok(is_any)
+        is_any
     }
 
     /// The pages that are worth folding.
@@ -389,11 +393,10 @@ impl Rounds {
     fn look_at_huge(
         &mut self,
         pagemap: &Pagemap,
-        spans: &[PageRange],
+        mut there: Vec<PageRange>,
         rate: Option<u32>,
         now: Instant,
     ) -> host::Result<u64> {
-        let mut there = scan(pagemap, spans, Pagemap::huge_ranges)?;
         if self.leaves_shared {
             let own = by_sharing(pagemap, &there)?.0;
             let whole = |range: PageRange| {

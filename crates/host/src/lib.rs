@@ -75,7 +75,7 @@ pub use own_socket::{USERS, own_socket};
 pub use pace::Pace;
 pub use page::PageRange;
 pub use page_cache::CachedFile;
-pub use pagemap::{Pagemap, PagemapEntry, frames_visible, has_pagemap_scan};
+pub use pagemap::{Pagemap, PagemapEntry, Survey, frames_visible, has_pagemap_scan};
 pub use peer::Peer;
 pub use peer_process::{PeerPages, PeerProcess, peer_layout};
 pub use plain_file::{open_plain_file, read_plain_file};

@@ -32,12 +32,26 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 /// registered for that.
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 
-/// The pages that a scan looks for: in all of the categories `all`, and in none of the categories `none`.
+/// The pages that a scan looks for: in all of the categories `all`, and in none of the categories `none`. If there are categories in `any`
+/// or `lacks`, a page must be in one of the former, or lack one of the latter.
 #[derive(Clone, Copy, Default)]
 struct Query {
     flags: u64,
     all: u64,
     none: u64,
+    any: u64,
+    lacks: u64,
+}
+
+/// Private pages of a process, by what is to be done about them; see [`Pagemap::survey`]. Ranges are ordered.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// As [`Pagemap::unwatched_ranges`].
+    pub unwatched: Vec<PageRange>,
+    /// As [`Pagemap::written_ranges`], without pages of files.
+    pub written: Vec<PageRange>,
+    /// As [`Pagemap::huge_ranges`], without pages of files.
+    pub huge: Vec<PageRange>,
 }
 
 /// Entries read in one piece on kernels without `PAGEMAP_SCAN`, one for each page.
@@ -226,7 +240,11 @@ impl Pagemap {
     /// The kernel refused.
     pub fn take_written(&self, start: HostVirt, end: HostVirt) -> Result<Vec<PageRange>> {
         let all = PAGE_IS_WRITTEN | PAGE_IS_PRESENT;
-        self.scan(start, end, Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE })
+        self.scan(
+            start,
+            end,
+            Query { flags: PM_SCAN_WP_MATCHING, all, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() },
+        )
     }
 
     /// The pages that [`Pagemap::take_written`] would take, which stay noted.
@@ -297,8 +315,47 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_FILE | PAGE_IS_PFNZERO, ..Query::default() })
     }
 
+    /// Present private pages that are unwatched, written or huge. One walk of the page table takes a third of the time of three.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn survey(&self, start: HostVirt, end: HostVirt) -> Result<Survey> {
+        let query = Query {
+            all: PAGE_IS_PRESENT,
+            none: PAGE_IS_FILE | PAGE_IS_PFNZERO,
+            any: PAGE_IS_WRITTEN | PAGE_IS_HUGE,
+            lacks: PAGE_IS_WPALLOWED,
+            ..Query::default()
+        };
+        let mut survey = Survey::default();
+        self.each_region(start, end, query, |region| {
+            let has = |category| region.categories & category != 0;
+            if !has(PAGE_IS_WPALLOWED) {
+                append(&mut survey.unwatched, region);
+            } else if has(PAGE_IS_WRITTEN) && !has(PAGE_IS_HUGE) {
+                append(&mut survey.written, region);
+            }
+            if has(PAGE_IS_HUGE) {
+                append(&mut survey.huge, region);
+            }
+        })?;
+        Ok(survey)
+    }
+
     fn scan(&self, start: HostVirt, end: HostVirt, query: Query) -> Result<Vec<PageRange>> {
-        let mut found: Vec<PageRange> = Vec::new();
+        let mut found = Vec::new();
+        self.each_region(start, end, query, |region| append(&mut found, region))?;
+        Ok(found)
+    }
+
+    /// Calls `each` with every region that the query finds, in order.
+    fn each_region(
+        &self,
+        start: HostVirt,
+        end: HostVirt,
+        query: Query,
+        mut each: impl FnMut(&page_region),
+    ) -> Result<()> {
         let mut regions = [page_region { start: 0, end: 0, categories: 0 }; REGIONS_A_CALL];
         let mut from = start.0;
         while from < end.0 {
@@ -311,10 +368,10 @@ impl Pagemap {
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: regions.len() as u64,
                 max_pages: 0,
-                category_inverted: query.none,
+                category_inverted: query.none | query.lacks,
                 category_mask: query.all | query.none,
-                category_anyof_mask: 0,
-                return_mask: query.all,
+                category_anyof_mask: query.any | query.lacks,
+                return_mask: query.all | query.any | query.lacks,
             };
             // SAFETY: `arg` has the size that it states, and the kernel's layout (both asserted above). Its vector is
             // `regions`, which is exclusively borrowed, has `vec_len` elements of the kernel's layout and outlives
@@ -323,19 +380,22 @@ impl Pagemap {
             let Ok(n) = usize::try_from(n) else {
                 return Err(Error::file("scan", &self.path, std::io::Error::last_os_error()));
             };
-            for region in &regions[..n] {
-                let pages = (region.end - region.start) >> PAGE_SHIFT;
-                match found.last_mut() {
-                    Some(last) if last.end().0 == region.start => last.pages += pages,
-                    _ => found.push(PageRange { start: HostVirt(region.start), pages }),
-                }
-            }
+            regions[..n].iter().for_each(&mut each);
             if arg.walk_end <= from {
                 break;
             }
             from = arg.walk_end;
         }
-        Ok(found)
+        Ok(())
+    }
+}
+
+/// Adds a region to ordered ranges. It is behind all of them.
+fn append(ranges: &mut Vec<PageRange>, region: &page_region) {
+    let pages = (region.end - region.start) >> PAGE_SHIFT;
+    match ranges.last_mut() {
+        Some(last) if last.end().0 == region.start => last.pages += pages,
+        _ => ranges.push(PageRange { start: HostVirt(region.start), pages }),
     }
 }
 

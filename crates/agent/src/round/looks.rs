@@ -4,7 +4,7 @@ use super::ranges::{between, common, joined, overlapping};
 use super::{Kind, Rested};
 use crate::table;
 use act::{SoftReader, Userfault, Watch};
-use host::Pagemap;
+use host::{Pagemap, Survey};
 use page::{Fingerprint, HostVirt, PageRange};
 
 /// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that. Each member
@@ -28,19 +28,29 @@ pub fn scan(
     Ok(common(&found, ranges))
 }
 
+/// What the kernel says of these ordered ranges.
+pub fn survey(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<Survey> {
+    let mut all = Survey::default();
+    for near in joined(ranges, NEAR_PAGES) {
+        let mut found = pagemap.survey(near.start, near.end())?;
+        all.unwatched.append(&mut found.unwatched);
+        all.written.append(&mut found.written);
+        all.huge.append(&mut found.huge);
+    }
+    let of_ranges = |found: &[PageRange]| common(found, ranges);
+    Ok(Survey { unwatched: of_ranges(&all.unwatched), written: of_ranges(&all.written), huge: of_ranges(&all.huge) })
+}
+
 /// Reads and resets the kernel's notes of written pages. Where the program has a userfaultfd of its own, these notes
 /// are the program's, and must not be reset. So the table's lock is held, without which the program cannot register
-/// memory. Only places with written pages are visited: a program may reserve terabytes.
-pub fn take_written(pagemap: &Pagemap, spans: &[PageRange]) -> host::Result<Vec<PageRange>> {
+/// memory. Only places with `written` pages are visited: a program may reserve terabytes.
+pub fn take_written(pagemap: &Pagemap, written: &[PageRange]) -> host::Result<Vec<PageRange>> {
     let mut taken = Vec::new();
-    let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Ok(taken) };
-    // The kernel passes over mappings that are not registered for notes of writes.
-    let written = pagemap.written_ranges(first.start, last.end())?;
-    for piece in visits(&written) {
+    for piece in visits(written) {
         let table = table::lock();
         let known = table.known(piece).into_iter().filter(|(_, traits)| traits.asked && !traits.is_yielded());
         let known: Vec<PageRange> = known.map(|(part, _)| part).collect();
-        for part in overlapping(&known, &written) {
+        for part in overlapping(&known, written) {
             taken.append(&mut pagemap.take_written(part.start, part.end())?);
         }
     }
