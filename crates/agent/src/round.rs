@@ -48,7 +48,7 @@ use crate::turnover::{Change, QuietInterval, Turnover, Worth};
 use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use allowance::Allowance;
 use broken::{AGAIN, BrokenPageList};
-use host::Pagemap;
+use host::{Pagemap, Survey};
 use huge::HugePageList;
 pub use looks::scan;
 use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, survey, take_written};
@@ -201,14 +201,10 @@ impl Rounds {
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
         self.last = now;
-        // What comes to be known after this is found by the next round.
+        // The next round finds memory that comes to be known after this.
         let generation = table::lock().generation();
         let spans = spans();
-        let mut found = survey(pagemap, &spans)?;
-        let armed = notes.is_some_and(|notes| self.arm(notes, generation, &found.unwatched, now));
-        if armed {
-            found = survey(pagemap, &spans)?;
-        }
+        let (armed, found) = self.survey(pagemap, notes, (generation, &spans), now)?;
         let pages = table::lock().counts().enrolled;
         let written = if self.notes_writes {
             take_written(pagemap, &found.written)?
@@ -302,6 +298,20 @@ impl Rounds {
     /// The shortest time between two rounds that cost as much as the last one.
     fn soon(&self) -> Duration {
         (self.cost * HURRIED_SHARE).max(CLOSEST)
+    }
+
+    /// Asks the kernel about memory that was known at a generation of the table, once all of it is watched. Also returns whether some
+    /// was not watched before.
+    fn survey(
+        &mut self,
+        pagemap: &Pagemap,
+        notes: Option<&Userfault>,
+        (generation, spans): (u64, &[PageRange]),
+        now: Instant,
+    ) -> host::Result<(bool, Survey)> {
+        let found = survey(pagemap, spans)?;
+        let armed = notes.is_some_and(|notes| self.arm(notes, generation, &found.unwatched, now));
+        Ok((armed, if armed { survey(pagemap, spans)? } else { found }))
     }
 
     /// Begins to watch memory that is not watched yet: it was enrolled, opened or made private since the last time.

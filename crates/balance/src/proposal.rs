@@ -49,8 +49,8 @@ impl Proposals {
         self.last.as_ref()
     }
 
-    /// The last proposal, with its figures as they were measured: memory that the guest's going frees, and memory that it takes on
-    /// another host, in bytes; `None`: as [`Proposals::see`] has it.
+    /// Puts measured figures into the last proposal, in bytes: memory that the guest's going frees, and memory that it takes on another
+    /// host. `None` leaves the latter as [`Proposals::see`] has it.
     pub fn measured(&mut self, frees_bytes: u64, costs_bytes: Option<u64>) {
         if let Some(last) = &mut self.last {
             last.frees_bytes = frees_bytes;

@@ -29,7 +29,7 @@ const HOSTS: [&str; 2] = ["one", "two"];
 const IDLE_WITHIN: Duration = Duration::from_secs(60);
 /// Longest time until folding is settled: 2 min.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
-/// Looks at the savings, a second each, without growth after which folding is settled.
+/// Number of looks at the savings, a second apart, without growth after which folding is settled.
 const STILL_LOOKS: usize = 8;
 
 /// Arguments of `pagefold bench place`, which pagefold-place knows.

@@ -12,8 +12,8 @@ use std::fs;
 pub struct Leaving {
     /// Memory that this host gets back, in bytes: private pages, those of its VMM too, and slots that nobody else maps.
     pub frees_bytes: u64,
-    /// Memory that its RAM takes on another host like this one before anything is folded there, in bytes: each huge page with a backed
-    /// page as a whole. `None` where the kernel gives no huge pages, since zero pages are then told by their content alone.
+    /// Memory that its RAM takes on another host like this one before anything is folded there, in bytes. Each huge page with a backed
+    /// page counts as a whole. `None` where the kernel gives no huge pages, since zero pages are then told by their content alone.
     pub takes_bytes: Option<u64>,
     /// Backed memory in the last bytes of its RAM, in bytes.
     pub last_bytes: u64,

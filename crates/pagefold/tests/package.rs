@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 34] = [
+const FILES: [&str; 35] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",

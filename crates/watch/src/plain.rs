@@ -90,7 +90,7 @@ mod tests {
             assert!(size(bytes).len() <= 5);
         }
         assert_eq!((signed(-4096), signed(i64::MIN)), ("-4K".to_owned(), "-8.00E".to_owned()));
-        assert_eq!([0.0, 0.01, 3.14, 250.0].map(percent), ["0.0", "<0.1", "3.1", "250"]);
+        assert_eq!([0.0, 0.01, 3.12, 250.0].map(percent), ["0.0", "<0.1", "3.1", "250"]);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub fn scan(
     Ok(common(&found, ranges))
 }
 
-/// What the kernel says of these ordered ranges.
+/// The pages of these ordered ranges that are unwatched, written or huge.
 pub fn survey(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<Survey> {
     let mut all = Survey::default();
     for near in joined(ranges, NEAR_PAGES) {

@@ -14,7 +14,7 @@ const LOST_AFTER: u32 = 10;
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time from `migrate_cancel` to the end of the migration: 60 s.
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
-/// Why a guest stays whose mover was killed while it cancelled.
+/// Reason for which a guest stays whose mover was killed while it cancelled.
 const KILLED: &str = "the command that moved it was killed while it cancelled";
 /// States of a guest after the switch has begun.
 const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];

@@ -23,22 +23,8 @@ fn proposed_guest_goes_where_a_rule_sends_it() {
     // More than half of the floor is available, so memory does not run out.
     let floor = (host::available_bytes().expect("the kernel tells") / 4 * 5).to_string();
     let rule = format!("{}={TO}", from.name);
-    let words = [
-        "balance",
-        "apply",
-        "--every",
-        "1",
-        "--hurry",
-        "12",
-        "--floor",
-        &floor,
-        "--service",
-        SERVICE,
-        "--move",
-        &rule,
-        "--move-within",
-        "90s",
-    ];
+    let words = ["balance", "apply", "--every", "1", "--hurry", "12", "--floor", &floor, "--service", SERVICE];
+    let words = [&words[..], &["--move", &rule, "--move-within", "90s"]].concat();
     let mut balancer = a.command(env!("CARGO_BIN_EXE_pagefold"), &words);
     let _balancer = Ends(balancer.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("run pagefold balance"));
     until(PATIENCE, "it runs there", || to.status() == "running");

@@ -2,7 +2,7 @@
 
 use super::{D256, GROUP, Saved, alike, first_of, rep_of, timeline};
 use crate::plan::Planned;
-use crate::record::{MERGED, Measured};
+use crate::record::{MERGED, Measured, Timeline};
 use crate::rig::{Group, Rig, System, VmsWanted, frames_of, mb};
 use std::time::Instant;
 

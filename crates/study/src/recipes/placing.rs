@@ -5,8 +5,8 @@
 //!   run-RULE         one order, placed by the rule: a group of Pagefold's for each host -> page frames once folding has settled
 //! ```
 //!
-//! The rules are those of `pagefold-place`: `pack` fills one host after the other, `stripe` deals guests out, `likeness` packs them after
-//! those that are alike were put together.
+//! The rules are those of `pagefold-place`. `pack` fills one host after the other. `stripe` deals guests out. `likeness` puts those
+//! together that are alike, and then packs them.
 
 use super::systems::{clusters, contents, of};
 use super::{rep_of, timeline};
