@@ -90,8 +90,8 @@ fn key_of(item: Item<'_>) -> (GroupKey, String) {
 }
 
 impl View {
-    /// All rows of the level that belong to the group and the member which are shown.
-    pub fn in_scope<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
+    /// The rows, in order.
+    pub fn rows<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
         let of_group = |item: &Item<'_>| {
             self.group.as_ref().is_none_or(|(service, group)| item.group() == (service.as_str(), group.as_str()))
         };
@@ -99,18 +99,13 @@ impl View {
             (Some(member), Item::Process(process)) => process.member == *member,
             _ => true,
         };
-        match self.level {
+        let all: Vec<Item<'a>> = match self.level {
             Level::Groups => frame.groups.iter().map(Item::Group).collect(),
             Level::Members => frame.members.iter().map(Item::Member).filter(of_group).collect(),
             Level::Processes => frame.processes.iter().map(Item::Process).filter(of_group).filter(of_member).collect(),
-        }
-    }
-
-    /// The rows that are shown, in order.
-    pub fn rows<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
+        };
         let wanted = self.filter.to_lowercase();
-        let mut rows = self.in_scope(frame);
-        rows.retain(|item| has(*item, &wanted));
+        let mut rows: Vec<Item<'a>> = all.into_iter().filter(|item| has(*item, &wanted)).collect();
         let (column, is_down) = self.order();
         let value = columns::of(self.level)[column].value;
         rows.sort_by(|one, two| {
@@ -239,9 +234,7 @@ impl View {
     pub fn confirm_fold(&mut self, frame: &Frame, group: GroupKey, fold: Fold) {
         let folded = frame.group(&group.0, &group.1).map(|known| &known.figures);
         let sum = folded.and_then(|f| f.folded_bytes?.checked_add(f.zero_bytes?));
-        let needs = sum
-            .filter(|bytes| *bytes > 0)
-            .map_or_else(String::new, |bytes| format!(" They take up to {} more.", cli::bytes(bytes)));
+        let needs = sum.map_or_else(String::new, |bytes| format!(" They take up to {} more.", cli::bytes(bytes)));
         let name = &group.1;
         let words = match fold {
             Fold::On => format!("Have group {name} fold."),

@@ -65,5 +65,6 @@ fn migration_is_cancelled_after_its_bound_by_the_next_command_too() {
     assert_eq!(qemu.state().migration, "active");
     let late = told_again(&qemu, dir.path(), "tcp:h:1", Some(told(false))).unwrap_err();
     assert!(late.contains("runs as before: it had not arrived after 0 s"), "{late}");
-    assert_eq!((qemu.state().migration, qemu.state().status), ("cancelled", "running"));
+    let state = qemu.state();
+    assert_eq!((state.migration, state.status), ("cancelled", "running"));
 }

@@ -156,7 +156,8 @@ fn guest_arrives_although_its_mover_is_killed_and_the_same_command_follows_it() 
     let kept = json_of(&migrate(&from, &["--keep", "--json"]));
     assert_documented(&["pagefold migrate"], &kept);
     assert_eq!((&kept["ended"], from.status().as_str()), (&Value::Bool(false), "postmigrate"));
-    assert_eq!((to.status().as_str(), to.ask("cat /tmp/kept").as_str()), ("running", "kept"));
+    until(PATIENCE, "it runs there", || to.status() == "running");
+    assert_eq!(to.ask("cat /tmp/kept"), "kept");
     let ended = json_of(&migrate(&from, &["--json"]));
     assert_documented(&["pagefold migrate"], &ended);
     assert_eq!((&ended["ended"], from.has_ended()), (&Value::Bool(true), true));

@@ -61,7 +61,7 @@ fn in_slices(rig: &mut Rig, planned: &Planned, cores: usize) -> anyhow::Result<M
         spinning = wanted;
         sliced.pairs(&design, &[(&density.to_string(), Timed::Compute)])?;
     }
-    sliced.finish()
+    Ok(sliced.finish())
 }
 
 /// Seconds of the first guest's computation, mean of some.

@@ -66,7 +66,7 @@ pub fn merger_of(arm: &str) -> Option<&str> {
 pub fn measure(rig: &mut Rig, planned: &Planned, design: &Design<'_>) -> anyhow::Result<Measured> {
     let mut sliced = Sliced::start(rig, planned, design)?;
     sliced.pairs(design, design.loads)?;
-    sliced.finish()
+    Ok(sliced.finish())
 }
 
 /// Guests whose merger is switched. They end before it.
@@ -172,17 +172,14 @@ impl Sliced {
     }
 
     /// All that was measured.
-    ///
-    /// # Errors
-    /// None.
-    pub fn finish(mut self) -> anyhow::Result<Measured> {
+    pub fn finish(mut self) -> Measured {
         let (all, short) = self.begun;
         if short > 0 {
             self.measured.note(format!("{short} of {all} slices began with less than 90% of the settled saving"));
         }
         self.measured.put(OPERATIONS, self.operations);
         self.measured.timelines.push(self.timeline);
-        Ok(self.measured)
+        self.measured
     }
 }
 
