@@ -10,7 +10,7 @@ use std::fs;
 /// Memory of a guest that leaves its host. No page's content is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Memory that this host gets back, in bytes: private pages, those of its VMM too, and slots that nobody else maps.
+    /// Memory that this host gets back, in bytes: private pages of the guest and its VMM, and slots that no other process maps.
     pub frees_bytes: u64,
     /// Memory that its RAM takes on another host like this one before anything is folded there, in bytes. Each huge page with a backed
     /// page counts as a whole. `None` where the kernel gives no huge pages, since zero pages are then told by their content alone.
@@ -21,7 +21,7 @@ pub struct Leaving {
 
 impl Leaving {
     /// Measures a guest. `last` is the length of the end of its RAM, in bytes. At most `most_pages` page-table entries of folded
-    /// pages are read, its own and those of other processes.
+    /// pages are read, in the guest and in all other processes together.
     ///
     /// # Errors
     /// The guest has ended or cannot be read, or more pages are folded.

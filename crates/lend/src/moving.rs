@@ -12,14 +12,13 @@
 //!
 //! 1. The source waits until the destination confirms that it has read all (`return-path`). Otherwise the source would count as left as
 //!    soon as all is sent.
-//! 2. Before the switch, the source goes on whatever fails: QEMU sees to it where this process is killed. This process cancels a
+//! 2. Before the switch, a failure leaves the guest at its source, where QEMU has it run on by itself. This process cancels a
 //!    migration only after it has paused the guest itself, and has seen it `paused`. A guest that was paused before the switch does not go
 //!    on at the destination.
 //! 3. After the switch has begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the destination hangs up
 //!    without having read all. If neither is heard for long, the link was lost in the switch, and nobody here can tell which side has the
 //!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
 //! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
-//!
 //! 5. A guest that writes faster than the link carries would be sent for ever, so each migration has a bound ([`Wanted::within`]). After it,
 //!    the guest stays, by rule 2. A command that is killed leaves a note, and the next one follows the migration by it.
 //!

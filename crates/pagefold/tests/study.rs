@@ -75,7 +75,7 @@ fn names_that_mean_nothing_and_studies_without_recipe_have_their_codes() {
         (&["study"][..], 2, "--list"),
         (&["study", "kim-nothing"], 2, "kim-nothing"),
         (&["study", "kim-bill", "--arm", "fald"], 2, "it has ksm, fold"),
-        (&["study", "sonone-fig13"], 3, "sonone-fig13"),
+        (&["study", "sonone-fig13"], 3, "nobody has written its recipe"),
         (&["study", "kloster-cl*"], 3, "kloster-clone"),
     ] {
         let output = pagefold(args);

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Groups come first, then members of a group (Enter), then processes of a member; ? shows the keys, and the meaning of each
-column. Changes of a group's settings are confirmed, and are taken or refused by its service as those of pagefold group set are.
+column. Changes of a group's settings are confirmed. Its service takes or refuses them, as for pagefold group set.
 Without a terminal, one picture is printed.
 
 Examples:
@@ -16,7 +16,7 @@ Examples:
   pagefold top --once --interval 0       at once, and without rates
   pagefold top --json --interval 10      an object a line, every ten seconds")]
 pub struct Args {
-    /// Seconds between two looks; rates are those of this time. 0 is for one picture without rates
+    /// Seconds between two looks, from which rates are made. 0 is for one picture without rates
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
     interval: Duration,
     /// Print one picture as text, or with --json one object, and leave

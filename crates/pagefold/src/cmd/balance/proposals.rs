@@ -11,8 +11,9 @@ use guest::{Guest, Leaving};
 use lend::{Entry, Movable, Proposed, Turn};
 use std::process::{Child, Command, Stdio};
 
-/// Most page-table entries of folded pages that are read for the figures of a proposal: those of 64 GiB.
-const MOST_MEASURED_PAGES: u64 = 1 << 24;
+/// Most page-table entries of folded pages that are read for the figures of a proposal: 2^20, which 4 GiB have. Proposals are made while
+/// memory is short, and each slot that is found takes some.
+const MOST_MEASURED_PAGES: u64 = 1 << 20;
 
 impl World<'_> {
     /// Proposes a guest for another host, where that is due.
@@ -20,7 +21,7 @@ impl World<'_> {
         let mut proposals = self.ledger.proposals().clone();
         let can_go = |facts: &GuestFacts| self.guest(&facts.id).is_some_and(|guest| self.can_go(guest));
         let Some(made) = proposals.see(self.gatherer.at_s(), &self.facts, &can_go) else { return Ok(None) };
-        // By the function of `pagefold migrate --dry-run`. Where it reads too long, the figures are those of the last look.
+        // `pagefold migrate --dry-run` measures by the same function. If more pages are folded, the figures of the last look stay.
         if let Some(leaving) = self.guest(&made.guest).and_then(|guest| Leaving::of(guest, 0, MOST_MEASURED_PAGES).ok())
         {
             proposals.measured(leaving.frees_bytes, leaving.takes_bytes);
