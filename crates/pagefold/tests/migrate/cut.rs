@@ -15,7 +15,7 @@ fn guest_whose_link_is_lost_in_the_switch_stands_still_until_somebody_knows_and_
     let to = from.waits_on(&b, &[]);
     // The last part takes seconds, so the link can be cut in it.
     from.tell("migrate-set-parameters", json!({"downtime-limit": 20_000})).expect("QEMU's settings");
-    let (mover, _) = begin(&from, &["--give-up", "1"]);
+    let (mover, _) = begin(&from, &["--give-up", "3"]);
     // While it sends the last part, QEMU answers nobody.
     until(PATIENCE, "the switch begins", || from.status_within(2000).is_empty());
     b.run(&["ip", "link", "set", "eth0", "down"]);
@@ -26,7 +26,7 @@ fn guest_whose_link_is_lost_in_the_switch_stands_still_until_somebody_knows_and_
     assert_eq!(to.status(), "inmigrate");
     b.run(&["ip", "link", "set", "eth0", "up"]);
     a.signal(from.pid, "CONT");
-    until(PATIENCE, "it runs there", || to.status() == "running");
+    to.assert_runs();
     until(PATIENCE, "its old QEMU knows", || from.status() == "postmigrate");
     assert_eq!(to.ask("sha256sum -c /tmp/digest && echo good"), "/tmp/known: OK\ngood");
     let ended = migrate(&from, &[]);

@@ -1,7 +1,7 @@
 //! A guest that writes without a pause, and faster than the link carries: by itself it would never arrive.
 
 use crate::common::service::{cannot_fold, folded_pages, until};
-use crate::rig::{PATIENCE, Vm, begin, hosts, migrate, said, sent};
+use crate::rig::{PATIENCE, Vm, begin, hosts, migrate, said, until_sent};
 use serde_json::json;
 
 /// Writes a copy of a file of random bytes over itself, again and again, and compares it each eighth time.
@@ -27,31 +27,33 @@ fn guest_that_writes_faster_than_the_link_carries_stays_after_the_bound_and_is_f
     if cannot_fold() {
         return;
     }
-    let [a, b] = hosts(120);
+    let [a, b] = hosts(60);
     let Some(from) = Vm::up(&a) else { return };
+    // On a busy machine the guest may write little for a while. All but a page or two would be little enough to switch.
+    from.tell("migrate-set-parameters", json!({"downtime-limit": 1})).expect("set its downtime");
     from.ask(WRITES);
     let speed = || from.tell("query-migrate-parameters", json!({})).expect("settings")["max-bandwidth"].clone();
     let usual = speed();
 
     let to = from.waits_on(&b, &[]);
-    let late = migrate(&from, &["--within", "15s"]);
+    let late = migrate(&from, &["--within", "25s"]);
     let told = said(&late);
     assert_eq!(late.status.code(), Some(1), "{told}");
     for words in [
-        "s of 15 s: pass ",
-        "is not moved, and runs as before: it had not arrived after 15 s (pass ",
+        "s of 25 s: pass ",
+        "is not moved, and runs as before: it had not arrived after 25 s (pass ",
         "--bandwidth",
         "--within",
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }
-    assert!(!told.contains("after 15 s (pass 1,"), "all of it was sent once, and what it wrote since: {told}");
+    assert!(!told.contains("after 25 s (pass 1,"), "all of it was sent once, and what it wrote since: {told}");
     until(PATIENCE, "the other QEMU gives up", || to.has_ended());
     assert_runs_on(&from);
 
     let to = from.waits_on(&b, &[]);
-    let (mover, pid) = begin(&from, &["--within", "1h", "--bandwidth", "6M"]);
-    until(PATIENCE, "memory is sent", || sent(&from) > 4 << 20);
+    let (mut mover, pid) = begin(&from, &["--within", "1h", "--bandwidth", "5M"]);
+    until_sent(&from, &mut mover, 4 << 20);
     a.signal(pid, "KILL");
     assert!(!mover.wait_with_output().expect("its end").status.success());
     assert_eq!(from.status(), "running", "QEMU goes on alone");

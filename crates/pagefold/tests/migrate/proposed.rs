@@ -27,7 +27,7 @@ fn proposed_guest_goes_where_a_rule_sends_it() {
     let words = [&words[..], &["--move", &rule, "--move-within", "90s"]].concat();
     let mut balancer = a.command(env!("CARGO_BIN_EXE_pagefold"), &words);
     let _balancer = Ends(balancer.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("run pagefold balance"));
-    until(PATIENCE, "it runs there", || to.status() == "running");
+    to.assert_runs();
     until(PATIENCE, "its old QEMU has ended", || from.has_ended());
     assert_eq!(to.ask("cat /tmp/kept"), "kept");
     let lines = || -> Vec<Value> {

@@ -224,6 +224,18 @@ impl<'a> Vm<'a> {
         found["status"].as_str().unwrap_or_default().to_owned()
     }
 
+    /// A guest that has just arrived answers soon, and runs.
+    pub fn assert_runs(&self) {
+        until(PATIENCE, "it runs there", || {
+            assert!(!self.has_ended(), "{} has ended", self.name);
+            let found = self.tell("query-status", json!({}));
+            found.as_ref().is_ok_and(|found| found["status"] == "running") || {
+                eprintln!("{}: {found:?}", self.name);
+                false
+            }
+        });
+    }
+
     /// Runs a shell script inside.
     pub fn ask(&self, script: &str) -> String {
         ask(&self.host.path(&format!("{}/agent", self.dir)), script)
@@ -262,7 +274,11 @@ impl Drop for Vm<'_> {
             if !self.has_ended() {
                 let _ = self.host.command("kill", &["-KILL", &self.pid.to_string()]).status();
             }
-            let _ = child.wait();
+            let end = child.wait();
+            if std::thread::panicking() {
+                let log = fs::read_to_string(self.host.path(&format!("{}/log", self.dir))).unwrap_or_default();
+                eprintln!("--- log of {}: {end:?}\n{log}---", self.name);
+            }
         }
     }
 }
@@ -297,8 +313,20 @@ pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Waits until more than so many bytes have been sent.
+pub fn until_sent(vm: &Vm, mover: &mut Child, bytes: u64) {
+    until(PATIENCE, "memory is sent", || {
+        if mover.try_wait().expect("its state").is_some() {
+            let mut told = String::new();
+            mover.stderr.take().expect("a pipe").read_to_string(&mut told).expect("its words");
+            panic!("the command has ended: {told}");
+        }
+        sent(vm) > bytes
+    });
+}
+
 /// Bytes that have been sent of a migration that is under way; 0 if none is.
-pub fn sent(vm: &Vm) -> u64 {
+fn sent(vm: &Vm) -> u64 {
     let found = vm.tell("query-migrate", json!({})).unwrap_or_default();
     if found["status"] == "active" { found["ram"]["transferred"].as_u64().unwrap_or(0) } else { 0 }
 }

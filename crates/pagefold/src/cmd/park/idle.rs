@@ -10,9 +10,12 @@ use lend::{NOTES_WITHIN, Parking};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Most processor time that an idle guest uses or waits for: 1/20 of one core. Its agent and its VMM use some even if
-/// nothing happens inside.
-const IDLE_PART: u32 = 20;
+/// Most processor time that an idle guest uses: 1/20 of one core. Its agent and its VMM use some even if nothing
+/// happens inside.
+const USED_PART: u32 = 20;
+/// Most processor time that an idle guest uses or waits for: 1/2 of one core. On a host that is full of work each short
+/// wake-up of an agent waits for a processor many times as long as it runs, while a guest that works waits all the time.
+const WANTED_PART: u32 = 2;
 /// Time between two looks at the guests: 1 minute. A guest is idle only if it is idle between all looks.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Most guests that are parked together: 8. Others wait for the next look.
@@ -71,10 +74,15 @@ impl Candidate {
         Some(Self { process, times: times_of(&process)?, since: now, guest })
     }
 
-    /// Whether the guest has used, and waited for, at most `most` processor time since the look `before`.
-    fn is_idle_since(&self, before: &Self, most: Duration) -> bool {
-        self.times.iter().zip(before.times).all(|(time, before)| time.saturating_sub(before) <= most)
+    /// Whether the guest has used, and waited for, little processor time in the `time` since the look `before`.
+    fn is_idle_since(&self, before: &Self, time: Duration) -> bool {
+        is_little([0, 1].map(|at| self.times[at].saturating_sub(before.times[at])), time)
     }
+}
+
+/// Whether a guest that in `time` has used, and has used or waited for, so much processor time is idle.
+fn is_little([used, wanted]: [Duration; 2], time: Duration) -> bool {
+    used <= time / USED_PART && wanted <= time / WANTED_PART
 }
 
 /// Guests as they were at the last look, and its time.
@@ -91,11 +99,11 @@ impl Watch {
     /// Reads the processor times of `guests`, and forgets all others.
     fn look(&mut self, guests: impl Iterator<Item = Guest>) {
         let now = Instant::now();
-        let most = (now - self.at) / IDLE_PART;
+        let time = now - self.at;
         let mut all: Vec<Candidate> = guests.filter_map(|guest| Candidate::new(guest, now)).collect();
         for one in &mut all {
             let before = self.known.iter().find(|before| before.process == one.process);
-            if let Some(before) = before.filter(|before| one.is_idle_since(before, most)) {
+            if let Some(before) = before.filter(|before| one.is_idle_since(before, time)) {
                 one.since = before.since;
             }
         }
@@ -216,6 +224,13 @@ fn had_or_waited_for(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guest_is_idle_that_waits_a_little_for_processors_and_not_one_that_never_gets_them() {
+        let is_idle = |used, wanted| is_little([used, wanted].map(Duration::from_millis), Duration::from_secs(1));
+        assert!(is_idle(50, 50) && is_idle(5, 400), "its agent wakes up now and then");
+        assert!(!is_idle(51, 51) && !is_idle(1, 900), "it works, or would");
+    }
 
     #[test]
     fn time_that_others_had_counts_as_wanted() {
