@@ -12,6 +12,7 @@
 //! The clock runs from the command's beginning to an answer from inside. A clone's answer has a nonce and a new machine-id; a
 //! stock clone's is that a command has run.
 
+mod added;
 mod density;
 mod memory;
 mod restored;

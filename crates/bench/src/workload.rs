@@ -305,6 +305,13 @@ pub fn transactions_and_reads_script() -> String {
     )
 }
 
+/// Steps of a build in random order, with a pause of some seconds after each. One operation is a step.
+pub fn paused_random_builds_script(pause_seconds: u64) -> String {
+    counted(&format!(
+        "( cd /usr/share/perl/5.*.* && k=$(shuf -i 1-{BUILD_STEPS} -n 1) && {BUILD_STEP} ) && sleep {pause_seconds}"
+    ))
+}
+
 /// Operations on files in tmpfs, see [`Timed::Files`]. One operation is a second of them.
 pub fn files_script() -> String {
     counted(&format!("( {} )", files("/dev/shm/files", "", &until(1))))

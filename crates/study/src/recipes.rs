@@ -31,6 +31,7 @@ mod rates;
 mod scanner;
 mod services;
 mod slices;
+mod starting;
 mod swapping;
 mod systems;
 mod under_load;
@@ -57,6 +58,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "agarwal-s6.6.3" => Some(idle::given_back),
         "agarwal-s6.7" => Some(machines::kernels),
         "agarwal-s6.8" => Some(machines::together),
+        "agarwal-t5.1" => Some(starting::one),
         "agarwal-t6.2" => Some(containers::one_guest),
         "agarwal-t6.3" => Some(containers::merged_alone),
         "agarwal-t6.4" => Some(duplicates::by_place),
@@ -80,6 +82,7 @@ pub fn of(id: &str) -> Option<Recipe> {
         "li-t1" => Some(used::by_number),
         "sonone-base" => Some(containers::single),
         "sonone-fig1" => Some(scanner::cpu),
+        "sonone-fig13" => Some(starting::storm),
         "sonone-fig2" => Some(services::databases),
         "sonone-fig4" => Some(services::web_servers),
         "sonone-fig6" => Some(services::mixed),
@@ -91,6 +94,7 @@ pub fn of(id: &str) -> Option<Recipe> {
 
 fn of_kloster(id: &str) -> Option<Recipe> {
     match id {
+        "kloster-clone" => Some(starting::added),
         "kloster-fig2.2" => Some(memory_change::over_time),
         "kloster-fig2.3" | "kloster-fig2.4" => Some(duplicates::over_time),
         "kloster-fig7.1" => Some(many::idle),
@@ -101,6 +105,7 @@ fn of_kloster(id: &str) -> Option<Recipe> {
         "kloster-fig7.6" => Some(loads::by_load),
         "kloster-fig7.7" => Some(overcommit::idle_then_awake),
         "kloster-fig7.8" => Some(guest_size::breaks),
+        "kloster-fig7.9" => Some(loads::by_size),
         "kloster-fig8.1" => Some(rates::five_loads),
         "kloster-fig8.2" => Some(balloons::by_size),
         "kloster-fig8.3" => Some(rates::connections),

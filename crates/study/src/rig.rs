@@ -23,10 +23,9 @@ pub use vms::{Speed, System, Vms, VmsWanted, finishers, run, tell};
 
 use act::KsmKnobs;
 use anyhow::{Context, bail};
-use bench::Guardian;
-use bench::{WholeHost, may_use};
+use bench::{Guardian, Storms, WholeHost, may_use};
 use cli::exit::Stop;
-use lab::Cache;
+use lab::{Cache, Image};
 use page::PAGE_BYTES;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -46,6 +45,8 @@ pub struct Rig {
     dir: PathBuf,
     cache: Cache,
     labs: u32,
+    /// A template for guests that are started in several ways. One boot serves all turns.
+    storms: Option<(Image, Storms)>,
 }
 
 impl Rig {
@@ -68,7 +69,7 @@ impl Rig {
         guardian.keep_dir(&dir)?;
         guardian.keep_ksm(&knobs)?;
         let cache = Cache::open(&lab::cache_dir()?)?;
-        let rig = Self { guardian, knobs, dir, cache, labs: 0 };
+        let rig = Self { guardian, knobs, dir, cache, labs: 0, storms: None };
         rig.stop_ksmd()?;
         Ok(rig)
     }
@@ -98,6 +99,20 @@ impl Rig {
         Ok(path)
     }
 
+    /// The template of an image, which is made by the first turn that asks for it, with the directory of the run and the guardian.
+    ///
+    /// # Errors
+    /// The image's guest does not come up.
+    pub fn storms(&mut self, image: Image) -> anyhow::Result<(&Storms, &Path, &mut Guardian)> {
+        if self.storms.as_ref().is_none_or(|(of, _)| *of != image) {
+            // Another image's template has the same names for its guests' directories.
+            self.storms = None;
+            self.storms = Some((image, Storms::prepare(image, &self.dir, &mut self.guardian)?));
+        }
+        let (_, storms) = self.storms.as_ref().context("a template was just made")?;
+        Ok((storms, &self.dir, &mut self.guardian))
+    }
+
     /// The guardian, for what a bench changes on the host.
     pub fn guardian(&mut self) -> &mut Guardian {
         &mut self.guardian
@@ -121,7 +136,10 @@ impl Rig {
     /// # Errors
     /// Something could not be put back; the guardian has said what.
     pub fn finish(self) -> anyhow::Result<()> {
-        self.guardian.finish()
+        let Self { guardian, storms, .. } = self;
+        // Its guests end before their directory is removed.
+        drop(storms);
+        guardian.finish()
     }
 }
 

@@ -20,7 +20,9 @@ use cli::say;
 use lab::Image;
 use page::HostVirt;
 use serde::Serialize;
+use start::Folding;
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -80,13 +82,50 @@ pub fn run(
 }
 
 /// The merger of an arm.
-enum Side {
+pub enum Side {
     Nobody,
     Ksmd(Ksmd),
     Service(Service),
 }
 
 impl Side {
+    /// Starts the merger of an arm. It merges nothing before [`Self::meet`].
+    pub fn start(arm: &str, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
+        Ok(match arm {
+            "clone" => Self::Nobody,
+            KSMD => Self::Ksmd(Ksmd::new(false)?),
+            _ => Self::Service(Service::start(dir, true, guardian)?),
+        })
+    }
+
+    /// The service that folds this arm's guests, if one does, and has it fold.
+    pub fn folding(&self, scene: &Scene) -> anyhow::Result<Option<Folding>> {
+        let Self::Service(service) = self else { return Ok(None) };
+        service.set(crate::ksm::folding::folds())?;
+        scene.folding(service.dir())
+    }
+
+    /// Tells the merger all guests that there are, and has it merge.
+    pub fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()> {
+        let Some(merger) = self.merger() else { return Ok(()) };
+        merger.meet(&pids.iter().map(|pid| (*pid, LEAST_RAM)).collect::<Vec<_>>())?;
+        merger.on()
+    }
+
+    /// Ends the merger, after its guests have ended.
+    pub fn off(&mut self) -> anyhow::Result<()> {
+        self.merger().map_or(Ok(()), |merger| merger.off())
+    }
+
+    /// The frames of the processes `pids` and of the pool, but for the file `template`, and the pages that merging or cloning saves beyond
+    /// those of the template.
+    pub fn taken(&mut self, pids: &[u32], template: (u64, u64)) -> anyhow::Result<(u64, u64)> {
+        let own = self.merger().map_or_else(|| Ok(Vec::new()), |merger| merger.own_pids())?;
+        let places = Places::of(pids, &own)?;
+        let (taken, pool) = (places.taken(), places.pooled_but(template));
+        Ok((taken.frames - taken.pool + pool.pages, taken.shared_places + pool.places - pool.mapped))
+    }
+
     fn merger(&mut self) -> Option<&mut dyn Merger> {
         match self {
             Self::Nobody => None,
@@ -106,33 +145,28 @@ fn one_arm(
     (n, seconds): (u32, u64),
     (dir, guardian): (&Path, &mut Guardian),
 ) -> anyhow::Result<Vec<Memory>> {
-    let mut side = match arm {
-        "clone" => Side::Nobody,
-        KSMD => Side::Ksmd(Ksmd::new(false)?),
-        _ => Side::Service(Service::start(dir, true, guardian)?),
-    };
-    let folding = match &side {
-        Side::Service(service) => {
-            service.set(crate::ksm::folding::folds())?;
-            scene.folding(service.dir())?
-        }
-        _ => None,
-    };
-    let guests = if arm == "merge" {
-        scene.save(folding.as_ref())?;
-        scene.restored(n, false)?
-    } else {
-        scene.cloned("works-%d", n, folding.as_ref())?
-    };
-    if let Some(merger) = side.merger() {
-        let found: Vec<(u32, u64)> = guests.pids().into_iter().map(|pid| (pid, LEAST_RAM)).collect();
-        merger.meet(&found)?;
-        merger.on()?;
-    }
+    let mut side = Side::start(arm, dir, guardian)?;
+    let folding = side.folding(scene)?;
+    let guests = started(scene, arm, 1..=n, folding.as_ref())?;
+    side.meet(&guests.pids())?;
     let counted = work(scene, arm, &mut side, &guests, seconds)?;
     drop(guests);
-    side.merger().map_or(Ok(()), |merger| merger.off())?;
+    side.off()?;
     Ok(counted)
+}
+
+/// Starts an arm's guests with these numbers.
+pub fn started<'a>(
+    scene: &'a Scene,
+    arm: &str,
+    numbers: RangeInclusive<u32>,
+    folding: Option<&Folding>,
+) -> anyhow::Result<Guests<'a>> {
+    if arm == "merge" {
+        scene.save(folding)?;
+        return scene.restored(numbers, false);
+    }
+    scene.cloned("works-%d", numbers.end() + 1 - numbers.start(), folding)
 }
 
 /// Has the guests work, and counts.

@@ -55,7 +55,7 @@ pub fn run(scene: &Scene, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow
     scene.save(folding.as_ref())?;
     // It maps the template, by which that is known to be a part of the pool: none of the service's processes does.
     let first = scene.cloned("first-folded", 1, folding.as_ref())?;
-    let guests = scene.restored(n, true)?;
+    let guests = scene.restored(1..=n, true)?;
     service.meet(&guests.pids().into_iter().map(|pid| (pid, 1)).collect::<Vec<_>>())?;
     let (folded, open) = watch(&service, &guests, &first.pids())?;
     let all_answered_s = guests.all_answered_s;

@@ -7,6 +7,7 @@ use host::ProcessStat;
 use lab::{Accelerator, Cache, Image, Recipe, Spec};
 use start::measure::{Machine, Stock};
 use start::{Cloned, Clones, Folding, Source, Store, Template, Wanted};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -204,13 +205,13 @@ impl Scene {
         Ok(guests)
     }
 
-    /// Restores guests by copying, one after the other, as members of the service that [`Self::save`] was told of. `onto_template` says
-    /// whether it is to know their template.
-    pub fn restored(&self, count: u32, onto_template: bool) -> anyhow::Result<Guests<'_>> {
+    /// Restores guests with these numbers by copying, one after the other, as members of the service that [`Self::save`] was told of.
+    /// `onto_template` says whether it is to know their template.
+    pub fn restored(&self, numbers: RangeInclusive<u32>, onto_template: bool) -> anyhow::Result<Guests<'_>> {
         let begin = Instant::now();
         let none = Store::open(&self.dir.join("none"));
         let mut guests = self.none();
-        for number in 1..=count {
+        for number in numbers {
             let store = if onto_template { &self.store } else { &none };
             guests.clones.push(self.restore(&format!("restored-{number}"), true, store)?);
         }

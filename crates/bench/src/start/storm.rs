@@ -1,10 +1,13 @@
 //! Guests that are wanted at the same time: some of them in each way, until the last has answered.
 
-use super::memory::{self, Memory};
+use super::added::{self, Added};
 use super::scene::{Guests, Scene};
 use crate::guardian::Guardian;
+use crate::ksm::folding::{self, Folding as Service};
+use crate::ksm::merger::Merger;
 use crate::median::median;
 use anyhow::Context;
+use audit::contents::Places;
 use cli::say;
 use host::ProcessStat;
 use lab::{Cache, Image, Lab, Spec};
@@ -96,24 +99,35 @@ impl Storms {
         one(&self.scene, way, n, &self.lab, look)
     }
 
-    /// Memory of so many guests while they work for so many seconds, in an arm of `bench start --work`: counted before, and at the end.
+    /// Starts so many clones at the same time that a service folds meanwhile. Its processor time is in the storm's. Returns also the
+    /// pages that map slots when all have answered.
+    ///
+    /// # Errors
+    /// A guest does not come up, or the service does not start.
+    pub fn run_folded(&self, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<(Storm, u64)> {
+        let mut service = Service::start(dir, true, guardian)?;
+        service.set(folding::folds())?;
+        let folding = self.scene.folding(service.dir())?;
+        // The template's memory is loaded before, as for clones that are not folded.
+        let first = self.scene.cloned("first-folded", 1, folding.as_ref())?;
+        let cpu = service.cpu_s()?;
+        let guests = self.scene.cloned("storm-%d", n, folding.as_ref())?;
+        let mut storm = storm(self.scene.image(), super::FOLDED, n, &guests);
+        storm.cpu_s += service.cpu_s()? - cpu;
+        let own = [service.own_pids()?, first.pids()].concat();
+        let folded = Places::of(&guests.pids(), &own)?.taken().folded_places;
+        drop((guests, first));
+        service.off()?;
+        Ok((storm, folded))
+    }
+
+    /// Memory that `more` further guests add to a first one, in an arm of `bench start --work`.
     ///
     /// # Errors
     /// There is no such arm, or a guest ends.
-    pub fn work(
-        &self,
-        arm: &str,
-        work: (u32, u64),
-        dir: &Path,
-        guardian: &mut Guardian,
-    ) -> anyhow::Result<[Memory; 2]> {
-        let arm =
-            memory::ARMS.into_iter().find(|known| *known == arm).with_context(|| format!("there is no arm {arm}"))?;
-        let counts = memory::run(&self.scene, &[arm], work, (dir, guardian))?;
-        let last = counts.len() - 1;
-        let mut counts = counts.into_iter();
-        let ends = (counts.next(), counts.nth(last.saturating_sub(1)));
-        Ok(ends.0.zip(ends.1).context("an arm has two counts at least")?.into())
+    pub fn added(&self, arm: &str, more: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Added> {
+        anyhow::ensure!(super::memory::ARMS.contains(&arm), "there is no arm {arm}");
+        added::run(&self.scene, arm, more, (dir, guardian))
     }
 
     /// RAM of a guest.

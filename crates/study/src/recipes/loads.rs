@@ -1,4 +1,4 @@
-//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`, `kloster-s7.9` with `kloster-fig7.5`: the memory that is saved under loads, and after equal work.
+//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`, `kloster-fig7.9`, `kloster-s7.9` with `kloster-fig7.5`: the memory that is saved under loads, and after equal work.
 //!
 //! Shares are of the memory that the guests were given, and without pages of zeros, as in the paper.
 
@@ -53,6 +53,17 @@ const SERVERS: [Server; 5] = [
     Server { stops: "mariadb apache2", load: Some(("build", workload::builds_script)) },
     Server { stops: "mariadb apache2", load: None },
 ];
+
+/// Sizes of guests of `kloster-fig7.9`, in MiB: of the short form.
+const SHORT_SIZES: [u64; 3] = [192, 320, 512];
+/// The same of the full form.
+const FULL_SIZES: [u64; 5] = [192, 256, 320, 384, 512];
+/// Guests of `kloster-fig7.9`.
+const BUILDERS: usize = 4;
+/// Pause of a guest between two parts of random builds, in seconds.
+const BUILD_PAUSE: u64 = 2;
+/// Time of random builds in each size: 30 s.
+const RANDOM_BUILDS: Duration = Duration::from_secs(30);
 
 /// Guests with a merger that has settled. They end before it.
 struct Settled {
@@ -184,6 +195,39 @@ pub fn servers_then_builds(rig: &mut Rig, planned: &Planned) -> anyhow::Result<M
     let of_guests: Vec<f64> = saved.into_iter().map(|pages| pages * PAGE_BYTES as f64 * 100.0 / D256 as f64).collect();
     settled.measured.put("guest_deviation", stats::deviation(&of_guests));
     settled.finish()
+}
+
+/// `kloster-fig7.9`: random builds in guests of each size, one size after the other.
+pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
+    let sizes = if planned.length == Length::Full { &FULL_SIZES[..] } else { &SHORT_SIZES[..] };
+    let (mut measured, mut seen, mut merged, mut operations) = (Measured::default(), Vec::new(), f64::MAX, 0.0);
+    for size in sizes {
+        let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
+        let vms = rig.vms(&alike(BUILDERS, 0, size << 20), &mut merger)?;
+        vms.tell(&vms.guests, SOURCES_SCRIPT)?;
+        merger.on()?;
+        vms.tell(&vms.guests, &workload::paused_random_builds_script(BUILD_PAUSE))?;
+        let (since, mut pages) = (Instant::now(), Vec::new());
+        while since.elapsed() < RANDOM_BUILDS {
+            pause(LOOK)?;
+            pages.push(Saved::of(&merger, &vms.pids())?.merged);
+        }
+        operations += vms.operations(&vms.guests)?.iter().sum::<u64>() as f64;
+        // The second half, in which the memory of the builds is warm.
+        let pages = stats::mean(&pages[pages.len() / 2..]);
+        let percent = pages * PAGE_BYTES as f64 * 100.0 / (BUILDERS as u64 * (size << 20)) as f64;
+        measured.put_at("reclaimed_mb", size, mb(pages));
+        measured.put_at("reclaimed_percent", size, percent);
+        merged = pages.min(merged);
+        seen.push((mb(pages), percent));
+    }
+    let percents: Vec<f64> = seen.iter().map(|(_, percent)| *percent).collect();
+    let mean = stats::mean(&percents);
+    measured.put("largest_over_smallest", seen[seen.len() - 1].0 / seen[0].0);
+    measured.put("off_mean", percents.iter().map(|percent| (percent / mean - 1.0).abs()).fold(0.0, f64::max));
+    measured.put(MERGED, merged);
+    measured.put(OPERATIONS, operations);
+    Ok(measured)
 }
 
 /// `kloster-fig7.2`.
