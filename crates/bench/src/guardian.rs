@@ -32,6 +32,8 @@ enum Duty {
     Process(ProcessId),
     /// End the lab in this directory.
     Lab(PathBuf),
+    /// End templates' guests that have sockets below this directory.
+    Machines(PathBuf),
     /// Remove this directory.
     Dir(PathBuf),
     /// End swapping to this file, and remove it.
@@ -87,6 +89,11 @@ impl Guardian {
     /// Ends a lab in the end, if it still exists.
     pub fn keep_lab(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Lab(dir.to_owned()))
+    }
+
+    /// Ends machines with sockets below a directory in the end.
+    pub fn keep_machines(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.tell(&Duty::Machines(dir.to_owned()))
     }
 
     /// Ends swapping to a file in the end, and removes it.
@@ -158,6 +165,10 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
     match duty {
         Duty::Process(process) => end(process),
         Duty::Lab(dir) => lab::Lab::open(dir)?.down().map(drop).context("cannot end the guests"),
+        Duty::Machines(dir) => {
+            start::measure::end_all(dir);
+            Ok(())
+        }
         Duty::Dir(dir) => match std::fs::remove_dir_all(dir) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 Err(e).with_context(|| format!("cannot remove {}", dir.display()))

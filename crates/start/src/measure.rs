@@ -124,6 +124,11 @@ impl Stock<'_> {
     }
 }
 
+/// Ends all machines that have sockets in this directory or below it: those of a bench that was cut off.
+pub fn end_all(dir: &Path) {
+    vmm::end_those_below(dir);
+}
+
 /// Calls a guest of the lab's: a command has run inside.
 ///
 /// # Errors

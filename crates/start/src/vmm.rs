@@ -108,8 +108,18 @@ pub(crate) fn wait_end(process: &ProcessId, deadline: Instant) -> anyhow::Result
 
 /// Ends every machine of this directory: those whose command line names a socket in it.
 pub(crate) fn end_those_of(dir: &Path) {
+    end_those_with(dir, QMP);
+}
+
+/// Ends every machine with a socket in this directory, or below it.
+pub(crate) fn end_those_below(dir: &Path) {
+    end_those_with(dir, "");
+}
+
+/// Ends every machine whose command line names a socket with this beginning of a path in a directory.
+fn end_those_with(dir: &Path, beginning: &str) {
     let Ok(dir) = fs::canonicalize(dir) else { return };
-    let socket = format!("path={}", dir.join(QMP).display()).replace(',', ",,");
+    let socket = format!("path={}/{beginning}", dir.display()).replace(',', ",,");
     for pid in host::pids().unwrap_or_default() {
         let Ok(process) = ProcessId::of(pid) else { continue };
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

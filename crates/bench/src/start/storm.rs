@@ -83,6 +83,7 @@ impl Storms {
     pub fn prepare(image: Image, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let lab = dir.join("lab");
         guardian.keep_lab(&lab)?;
+        guardian.keep_machines(dir)?;
         Ok(Self { scene: Scene::prepare(image, dir)?, lab })
     }
 
