@@ -1,7 +1,7 @@
 //! A service of a bench's own.
 
 use crate::guardian::Guardian;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use api::ask::GroupState;
 use api::client::Service;
 use api::place::Place;
@@ -146,6 +146,19 @@ pub fn beside(name: &str, remedy: &str) -> anyhow::Result<PathBuf> {
     let found = places.iter().find(|path| path.is_file()).cloned();
     let missing = || Stop::HostLacks(format!("{} is missing: {remedy}", places[0].display()));
     Ok(found.ok_or_else(missing)?)
+}
+
+/// Runs a command of pagefold's with a service. Returns what it prints.
+///
+/// # Errors
+/// It fails. A process that has ended meanwhile is no failure.
+pub fn pagefold(words: &[&str], service: &Path) -> anyhow::Result<Vec<u8>> {
+    let run = Command::new(cli::pagefold()).args(words).arg("--service").arg(service).output();
+    let output = run.context("cannot run pagefold")?;
+    // 1 stands for a process that has ended meanwhile.
+    let is_done = output.status.code().is_some_and(|code| code <= 1);
+    ensure!(is_done, "pagefold {}: {}", words[0], String::from_utf8_lossy(&output.stderr).trim());
+    Ok(output.stdout)
 }
 
 /// Repeats the attempt until it succeeds, or for 20 s.

@@ -7,12 +7,14 @@
 //!                     -> guests that work, merged and not: their frames                      memory
 //!                     -> guests restored by copying, onto their template                     restored
 //!                     -> some guests at the same time: boot, restore, clone, container       storm
+//!   warmed-up program -> containers that a zygote forks, copies of these, containers of LXC  containers
 //! ```
 //!
 //! The clock runs from the command's beginning to an answer from inside. A clone's answer has a nonce and a new machine-id; a
 //! stock clone's is that a command has run.
 
 mod added;
+mod contained;
 mod density;
 mod memory;
 mod restored;
@@ -31,6 +33,7 @@ use crate::median::median;
 use anyhow::Context;
 use cli::exit::Outcome;
 use cli::say;
+use contained::{Attached, Contained};
 use density::{Before, Density};
 use lab::Image;
 use memory::Memory;
@@ -78,6 +81,9 @@ pub struct Args {
     /// Numbers of guests that are wanted at the same time, separated by commas: 1,2,5,10, for example
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..=1000))]
     storm: Vec<u32>,
+    /// Containers of a warmed-up program: forked by it, as a restored process tree leaves them, and started by LXC; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    containers: u32,
     #[command(flatten)]
     whole_host: WholeHost,
     /// Print JSON
@@ -146,6 +152,7 @@ struct Bench {
     memory: Vec<Memory>,
     restored: Vec<Restored>,
     storm: Vec<Storm>,
+    containers: Vec<Contained>,
 }
 
 /// Runs the bench and prints its result.
@@ -155,8 +162,14 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         guardian.keep_ksm(&may_use(args.whole_host)?)?;
     }
     let dir = make_dir(&mut guardian)?;
+    guardian.keep_machines(&dir)?;
     let mut bench = Bench::default();
-    for image in &args.image {
+    if args.containers > 0 {
+        say!("pagefold: {} containers of a warmed-up program", args.containers);
+        bench.containers = contained::run(args.containers, &dir, &mut guardian)?;
+    }
+    let wants_guests = args.rounds + args.many + args.restored > 0 || args.work > 0 || !args.storm.is_empty();
+    for image in args.image.iter().filter(|_| wants_guests) {
         let scene = Scene::prepare(*image, &dir)?;
         let mut rounds = Vec::new();
         for round in 1..=args.rounds {
@@ -291,11 +304,25 @@ fn print_memory(out: &mut impl Write, bench: &Bench) -> std::io::Result<()> {
             "storm of {n} by {arm}: all answered in {all_answered_s:.2} s, each in {each_p50_s:.2} s, {cpu_s:.2} CPU-s"
         )?;
     }
+    print_containers(out, &bench.containers)?;
     for restored in &bench.restored {
         for Folded { seconds, share, share_of_last, .. } in &restored.folded {
             let [all, last] = [share, share_of_last].map(|share| share * 100.0);
             let n = restored.n;
             writeln!(out, "{n} restored by copying, {seconds} s later: {all:.1}% folded, of the last one {last:.1}%")?;
+        }
+    }
+    Ok(())
+}
+
+fn print_containers(out: &mut impl Write, containers: &[Contained]) -> std::io::Result<()> {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    for Contained { arm, n, all_answered_s, bytes_each, attached, .. } in containers {
+        let answered = all_answered_s.map_or_else(String::new, |seconds| format!(", all ready in {seconds:.2} s"));
+        writeln!(out, "{n} containers by {arm}: {:.1} MiB each{answered}", mib(*bytes_each))?;
+        for Attached { seconds, bytes_each, regained } in attached {
+            let regained = regained.map_or_else(String::new, |part| format!(", {:.1}% shared again", part * 100.0));
+            writeln!(out, "  attached for {seconds} s: {:.1} MiB each{regained}", mib(*bytes_each))?;
         }
     }
     Ok(())

@@ -3,7 +3,11 @@
 mod common;
 
 use common::formats::assert_documented;
+use common::service::until;
 use common::{json_of, pagefold};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 #[test]
 fn figures_of_each_way_to_start_a_guest_are_there() {
@@ -28,6 +32,62 @@ fn figures_of_each_way_to_start_a_guest_are_there() {
         assert_eq!(arms, if list == "many" { &all[..] } else { &all[1..] });
         assert!(found[list].as_array().expect(list).iter().all(|each| each[field].as_f64() > Some(0.0)), "{found}");
     }
+}
+
+#[test]
+fn sharing_that_a_restored_process_tree_lacks_is_regained() {
+    let output = pagefold(&["bench", "start", "--rounds", "0", "--many", "0", "--containers", "2", "--json"]);
+    if output.status.code() == Some(3) {
+        eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let found = json_of(&output);
+    assert_documented(&["bench start --json"], &found);
+    let of = |arm: &str| found["containers"].as_array().expect("a list").iter().find(|of| of["arm"] == arm);
+    let [zygote, restored] = ["zygote", "restored"].map(|arm| of(arm).unwrap_or_else(|| panic!("no {arm} in {found}")));
+    let bytes = |of: &serde_json::Value| of["bytes_each"].as_f64().expect("bytes");
+    // Three processes share what one of them has, and then none shares anything.
+    assert!(bytes(restored) > 2.5 * bytes(zygote) && bytes(zygote) > f64::from(32 << 20), "{found}");
+    let last = restored["attached"].as_array().and_then(|all| all.last()).expect("a count");
+    assert!(last["regained"].as_f64() > Some(0.1) && bytes(last) < bytes(restored), "{found}");
+    if let Some(lxc) = of("lxc") {
+        assert!(lxc["all_answered_s"].as_f64() > zygote["all_answered_s"].as_f64(), "{found}");
+        assert!(bytes(lxc) > f64::from(64 << 20) && lxc["attached"][0]["regained"].is_null(), "{found}");
+    } else {
+        eprintln!("skipped: containers of LXC: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn killed_bench_leaves_no_guest() {
+    let words = ["bench", "start", "--rounds", "0", "--many", "2", "--idle", "600"];
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_pagefold"));
+    let mut bench = bench.args(words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run pagefold");
+    let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", bench.id()));
+    let socket = format!("path={}/", dir.display());
+    // The template's own guest, and two that stock QEMU has cloned.
+    let begin = Instant::now();
+    while processes_with(&socket).len() < 3 {
+        if let Some(status) = bench.try_wait().expect("look at it") {
+            let mut said = String::new();
+            bench.stderr.take().expect("its errors").read_to_string(&mut said).expect("read them");
+            assert_eq!(status.code(), Some(3), "{said}");
+            return eprintln!("skipped: {said}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(120), "no guests");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    bench.kill().expect("kill it");
+    bench.wait().expect("wait for it");
+    until(60, "guests and directory are gone", || processes_with(&socket).is_empty() && !dir.exists());
+}
+
+/// Pids of all processes whose command line has this text.
+fn processes_with(text: &str) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").expect("list /proc").flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let line = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    pids.filter(|pid| String::from_utf8_lossy(&line(pid)).contains(text)).collect()
 }
 
 /// The work. `./x soak` runs it: ksmd would merge guests of other tests, and eleven minutes are too long beside them.

@@ -7,12 +7,12 @@ use crate::ksm::curve::Curve;
 use crate::ksm::folding::{Folding, GROUP};
 use crate::ksm::ksmd::Ksmd;
 use crate::ksm::merger::Merger;
+use crate::serving::pagefold;
 use anyhow::{Context, ensure};
 use cli::say;
 use host::ThreadCpu;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Points of a curve that are kept.
@@ -162,14 +162,4 @@ impl Turn {
 fn cpu_of(pids: &[u32]) -> anyhow::Result<f64> {
     let of = |pid: &u32| ThreadCpu::of_process(*pid).unwrap_or_default();
     Ok(pids.iter().flat_map(of).map(|thread| thread.used.as_secs_f64()).sum())
-}
-
-/// Runs a command of pagefold's with a service.
-fn pagefold(words: &[&str], service: &Path) -> anyhow::Result<Vec<u8>> {
-    let run = Command::new(cli::pagefold()).args(words).arg("--service").arg(service).output();
-    let output = run.context("cannot run pagefold")?;
-    // 1 stands for a process that has ended meanwhile.
-    let is_done = output.status.code().is_some_and(|code| code <= 1);
-    ensure!(is_done, "pagefold {}: {}", words[0], String::from_utf8_lossy(&output.stderr).trim());
-    Ok(output.stdout)
 }
