@@ -12,6 +12,8 @@ use common::{has_shown, json_of, number};
 use rig::{Rig, text};
 use serde_json::Value;
 use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
 
 /// Pages that a clone of the image `tiny` writes when it goes on, and answers: 8 MiB.
 const WRITTEN: u64 = 2048;
@@ -187,7 +189,40 @@ fn pool_without_room_for_the_template_is_told_before_anything_is_started() {
     assert!(rig.living().is_empty());
 }
 
-/// Clones in turn; 1,000 with `PAGEFOLD_SOAK_SECONDS`.
+#[test]
+fn killed_commands_and_damaged_templates_leave_nothing_in_the_service() {
+    let Some((service, rig)) = with_template() else { return };
+    let group = service.group("acme");
+    let stages: [fn(&Rig) -> bool; 3] = [
+        |rig| rig.clones().join("web-1").exists(),
+        |rig| rig.clones().join("web-1/identity").exists(),
+        |rig| fs::read_to_string(rig.clones().join("web-1/clone.json")).is_ok_and(|text| text.contains("running")),
+    ];
+    let is_empty = || {
+        let members = service.show("acme")["members"].as_array().map_or(0, Vec::len);
+        members == 0 && rig.living().is_empty() && loaded(&service, &group).is_empty()
+    };
+    for stage in stages {
+        let mut command = rig.command(&["clone", "web", "--group", &group, "--count", "2"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("run pagefold");
+        while !stage(&rig) && child.try_wait().expect("look at it").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("kill it");
+        child.wait().expect("wait for it");
+        // Those that have answered are clones.
+        rig.json(&["clones", "end", "--all"]);
+        until(60, "the service has neither members nor the template", is_empty);
+    }
+    let file = rig.templates().join(&group).join("web/memory");
+    let stored = fs::File::options().write(true).open(&file).expect("open the template's memory");
+    std::os::unix::fs::FileExt::write_at(&stored, b"changed", 1 << 20).expect("change it");
+    let said = rig.fails(&["clone", "web", "--group", &group], 1);
+    assert!(said.contains("when it was made") && said.contains("template remove web"), "{said}");
+    assert!(is_empty(), "{}", service.log());
+}
+
+/// Clones in turn; 1,000 with `PAGEFOLD_LONG_TESTS` or `PAGEFOLD_SOAK_SECONDS`.
 const CLONES: usize = 12;
 const MANY: usize = 1000;
 
@@ -216,7 +251,7 @@ fn clones_in_turn_leave_the_service_as_it_was() {
             service.show("acme")["members"].as_array().is_some_and(|all| all.len() == 1)
         });
     };
-    let count = if std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some() { MANY } else { CLONES };
+    let count = if common::is_long() { MANY } else { CLONES };
     in_turn(count / 3);
     let before = taken();
     in_turn(count - count / 3);

@@ -40,8 +40,7 @@ for line in sys.stdin:
 
 /// How often all is written: once, or 100 times in the long form.
 fn storms() -> u32 {
-    let is_long = ["PAGEFOLD_LONG_TESTS", "PAGEFOLD_SOAK_SECONDS"].iter().any(|name| std::env::var_os(name).is_some());
-    if is_long { 100 } else { 1 }
+    if common::is_long() { 100 } else { 1 }
 }
 
 /// Distance of the limit from what the program takes alone: 1 MiB in the long form. There, one of 14 short forms beside other tests lost a

@@ -26,6 +26,19 @@ fn template_is_its_groups_and_its_clones_keep_their_memory() {
     let memory = format!("/proc/{}/fd/0", made[0]["pid"]);
     let open = File::options().write(true).open(&memory).expect("open a memory file");
     assert!(open.write_at(b"x", 0).is_err() && open.set_len(0).is_err());
+    // The device state is read anew for each clone.
+    let device = rig.templates().join("acme/web/device");
+    let bytes = fs::read(&device).expect("read the device state");
+    let cut = &bytes[..bytes.len() - 1];
+    for damaged in [cut, &[cut, &b"x"[..]].concat()[..]] {
+        fs::write(&device, damaged).expect("damage it");
+        for words in [&["clone", "web", "--group", "acme"][..], &["template", "verify", "web"]] {
+            let said = rig.fails(words, 1);
+            assert!(said.contains("/device ") && said.contains("when it was made"), "{words:?}: {said}");
+        }
+    }
+    fs::write(&device, bytes).expect("mend it");
+    assert_eq!(rig.living(), ["web-1", "web-2"]);
     // Neither a file that is cut short nor one that is changed reaches a clone that lives, or one that is made beside it.
     let file = rig.templates().join("acme/web/memory");
     let stored = File::options().write(true).open(&file).expect("open the template's memory");

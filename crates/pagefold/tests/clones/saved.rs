@@ -1,8 +1,11 @@
 //! Clones in files, and templates of guests that run.
 
 use crate::common::lab;
-use crate::rig::{Rig, text};
+use crate::common::service::until;
+use crate::rig::{Rig, processes_with, text};
 use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
 
 #[test]
 fn saved_clone_goes_on_where_it_stood_with_its_name_or_another() {
@@ -38,6 +41,23 @@ fn guest_that_runs_becomes_a_template_and_goes_on() {
     let name = lab::name(&guests[0]);
     let inside = |script: &str| lab.everywhere(std::slice::from_ref(&name), script).remove(0);
     inside("echo running >/root/file");
+    let making = rig.templates().join("acme/.web.making");
+    for stage in ["", "device", "memory"] {
+        let words = ["template", "create", "web", "--from", &name, "--group", "acme"];
+        let mut child = rig.command(&words).stderr(Stdio::null()).spawn().expect("run pagefold");
+        while !making.join(stage).exists() && child.try_wait().expect("look at it").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("kill it");
+        child.wait().expect("wait for it");
+        assert_eq!(inside("cat /root/file; hostname"), format!("running\n{name}"), "it goes on after {stage:?}");
+        until(60, "nothing is left", || {
+            // One that was complete is no failure.
+            rig.run(&["template", "remove", "web"]);
+            rig.json(&["template", "list"]);
+            !making.exists() && processes_with(&rig.dir_text()).is_empty()
+        });
+    }
     rig.json(&["template", "create", "web", "--from", &name, "--group", "acme"]);
     assert_eq!(inside("cat /root/file; hostname"), format!("running\n{name}"), "it goes on, and is what it was");
     rig.clone("web", &["--count", "2"]);

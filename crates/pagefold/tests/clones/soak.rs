@@ -1,10 +1,11 @@
 //! Many clones, one after the other.
 
+use crate::common::is_long;
 use crate::rig::{Rig, text};
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Clones in turn; 1,000 with `PAGEFOLD_SOAK_SECONDS`.
+/// Clones in turn; 1,000 with `PAGEFOLD_LONG_TESTS` or `PAGEFOLD_SOAK_SECONDS`.
 const CLONES: usize = 30;
 const MANY: usize = 1000;
 
@@ -18,7 +19,7 @@ fn clones_in_turn_leave_nothing_behind_and_never_meet_themselves() {
     let first = rig.clone("web", &["--name", "stays"]);
     let memory = fs::read_link(format!("/proc/{}/fd/0", first[0]["pid"])).expect("its memory");
     let mut seen = BTreeSet::new();
-    let count = if std::env::var_os("PAGEFOLD_SOAK_SECONDS").is_some() { MANY } else { CLONES };
+    let count = if is_long() { MANY } else { CLONES };
     for _ in 0..count {
         let made = rig.clone("web", &[]);
         assert_eq!(fs::read_link(format!("/proc/{}/fd/0", made[0]["pid"])).ok().as_ref(), Some(&memory));

@@ -36,6 +36,11 @@ pub fn not_root() -> bool {
     !root
 }
 
+/// Whether tests take their long forms, of minutes and more.
+pub fn is_long() -> bool {
+    ["PAGEFOLD_LONG_TESTS", "PAGEFOLD_SOAK_SECONDS"].iter().any(|name| std::env::var_os(name).is_some())
+}
+
 /// A number that no other test bears which runs on this host at the same time. `tests/world` gives each test PID namespaces of
 /// its own, so a pid is none.
 pub fn world() -> String {
