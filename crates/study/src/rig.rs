@@ -110,7 +110,7 @@ impl Rig {
             self.storms = Some((image, Storms::prepare(image, &self.dir, &mut self.guardian)?));
         }
         let (_, storms) = self.storms.as_ref().context("a template was just made")?;
-        Ok((storms, &self.dir, &mut self.guardian))
+        Ok((storms, self.dir.as_path(), &mut self.guardian))
     }
 
     /// The guardian, for what a bench changes on the host.

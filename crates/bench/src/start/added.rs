@@ -25,12 +25,12 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Longest time of the work: 180 s.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What further guests add.
+/// Frames that further guests add, in pages, and pages that are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct Added {
-    /// Frames that each of them adds before it has worked, in pages.
+    /// Frames that each of them adds before it has worked.
     pub at_first: f64,
-    /// Frames that each of them adds after the same work in all, in pages.
+    /// Frames that each of them adds after the same work in all.
     pub after_work: f64,
     /// Pages that the merger saves in the end. Those that clones share because they were never written do not count.
     pub merged_pages: u64,
@@ -40,12 +40,7 @@ pub struct Added {
 ///
 /// # Errors
 /// A guest does not come up, or does not do its work.
-pub fn run(
-    scene: &Scene,
-    arm: &str,
-    more: u32,
-    (dir, guardian): (&Path, &mut Guardian),
-) -> anyhow::Result<Added> {
+pub fn run(scene: &Scene, arm: &str, more: u32, (dir, guardian): (&Path, &mut Guardian)) -> anyhow::Result<Added> {
     let mut side = Side::start(arm, dir, guardian)?;
     let folding = side.folding(scene)?;
     let first = memory::started(scene, arm, 1..=1, folding.as_ref())?;
@@ -72,7 +67,7 @@ pub fn run(
 fn work(guests: &Guests) -> anyhow::Result<()> {
     // A request may be heard twice.
     let build = in_background(&format!("{SOURCES_SCRIPT}; {}", build_script(BUILD_STEPS / 2)));
-    let once = format!("mkdir /run/built 2>/dev/null || exit 0; {build}");
+    let once = format!("if mkdir /run/built 2>/dev/null; then {build} fi");
     let dirs = guests.dirs();
     dirs.iter().try_for_each(|dir| start::measure::run(dir, &once).map(drop))?;
     let begin = Instant::now();
