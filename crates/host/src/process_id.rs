@@ -28,6 +28,8 @@ pub struct ProcessStat {
     pub parent: u32,
     /// Whether it is a kernel thread, which has no memory of its own.
     pub kernel_thread: bool,
+    /// Page faults that needed no disk, of all its threads.
+    pub minor_faults: u64,
     /// CPU time used, in user and in kernel mode, by all its threads.
     pub cpu_ticks: u64,
     /// Number of its threads, the first one among them even if it has ended.
@@ -69,6 +71,7 @@ impl ProcessStat {
             state: *fields.first()?.as_bytes().first()?,
             parent: number(4)?.try_into().ok()?,
             kernel_thread: number(9)? & PF_KTHREAD != 0,
+            minor_faults: number(10)?,
             cpu_ticks: number(14)?.saturating_add(number(15)?),
             threads: number(20)?,
             start_ticks: number(22)?,
@@ -216,6 +219,7 @@ mod tests {
         let expected = ProcessStat {
             state: b'T',
             parent: 12,
+            minor_faults: 104,
             cpu_ticks: 34,
             threads: 1,
             start_ticks: 987_654,

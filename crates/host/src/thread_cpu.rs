@@ -14,6 +14,8 @@ pub struct ThreadCpu {
     pub name: String,
     /// Processor time since it started, in user mode and in the kernel.
     pub used: Duration,
+    /// Time since it started in which it could have run, and waited for a processor.
+    pub waited: Duration,
 }
 
 impl ThreadCpu {
@@ -31,19 +33,20 @@ impl ThreadCpu {
 
     fn read(pid: u32, tid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/task/{tid}/schedstat");
-        let used = parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {
+        let (used, waited) = parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {
             path: path.into(),
             line: 1,
             problem: "not the three numbers that the kernel documents".into(),
         })?;
         let name = text::read(format!("/proc/{pid}/task/{tid}/comm"))?.trim_end_matches('\n').to_owned();
-        Ok(Self { tid, name, used })
+        Ok(Self { tid, name, used, waited })
     }
 }
 
-/// Parses `used waited slices`, where times are in nanoseconds, and returns the time used.
-fn parse(schedstat: &str) -> Option<Duration> {
-    Some(Duration::from_nanos(schedstat.split_ascii_whitespace().next()?.parse().ok()?))
+/// Parses `used waited slices`, where times are in nanoseconds, and returns the first two.
+fn parse(schedstat: &str) -> Option<(Duration, Duration)> {
+    let mut times = schedstat.split_ascii_whitespace().map(|time| Some(Duration::from_nanos(time.parse().ok()?)));
+    Some((times.next()??, times.next()??))
 }
 
 #[cfg(test)]
@@ -53,7 +56,10 @@ mod tests {
 
     #[test]
     fn busy_thread_is_told_from_sleeping_one() {
-        assert_eq!(parse("394488344 203654297 843\n"), Some(Duration::from_nanos(394_488_344)));
+        assert_eq!(
+            parse("394488344 203654297 843\n"),
+            Some((Duration::from_nanos(394_488_344), Duration::from_nanos(203_654_297)))
+        );
         let (send, receive) = std::sync::mpsc::channel::<()>();
         let (is_there, there) = std::sync::mpsc::channel();
         let sleeper = std::thread::Builder::new().name("sleeper".into()).spawn(move || {
