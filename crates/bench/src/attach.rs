@@ -13,6 +13,7 @@ mod subject;
 
 use crate::guardian::Guardian;
 use crate::serving::{Serving, beside, wait_for};
+use crate::side::GROUP;
 use anyhow::{Context, ensure};
 use cli::exit::{Outcome, Stop};
 use cli::say;
@@ -23,12 +24,10 @@ use serde::Serialize;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use subject::{Subject, broken_pages};
 
-/// Name of the group.
-const GROUP: &str = "bench";
 /// Least pages that are folded and broken in each cycle.
 const LEAST: (u64, u64) = (1000, 100);
 /// Attempts at having pages folded, each of 20 s.
@@ -191,21 +190,8 @@ fn milliseconds(since: Instant) -> u64 {
 
 /// Attaches, waits until pages are folded, has some broken, and detaches.
 fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &mut Times) -> anyhow::Result<()> {
-    let (helper, pid, began) = (attacher()?, subject.pid(), Instant::now());
-    let mut child = Command::new(&helper)
-        .args(["--pid", &pid.to_string(), "--group", GROUP, "--dir"])
-        .arg(serving.dir())
-        .arg("--stops")
-        .arg(stops)
-        .args(subject.is_whole().then_some("--all-anonymous"))
-        .env("PAGEFOLD_EAGER", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {}", helper.display()))?;
-    let mut said = String::new();
-    child.stdout.take().context("no output")?.read_to_string(&mut said)?;
-    ensure!(!said.is_empty(), "the program could not be attached: see above");
+    let (pid, began) = (subject.pid(), Instant::now());
+    let mut child = attach(pid, serving.dir(), stops, subject.is_whole(), true)?;
     times.attach.push(milliseconds(began));
     let is_folded = || {
         let state = serving.show(GROUP)?;
@@ -231,6 +217,30 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     ensure!(child.wait()?.success(), "the program could not be detached: see above");
     times.detach.push(milliseconds(began));
     Ok(())
+}
+
+/// Makes a member of a process, of all of its private anonymous memory or of what it advises. An eager one folds whatever rests. Returns
+/// the helper, which stays beside it, and adds to the file `stops` at its end how long threads were stopped, in microseconds.
+///
+/// # Errors
+/// The process cannot be attached.
+pub fn attach(pid: u32, service: &Path, stops: &Path, is_whole: bool, is_eager: bool) -> anyhow::Result<Child> {
+    let helper = attacher()?;
+    let mut child = Command::new(&helper)
+        .args(["--pid", &pid.to_string(), "--group", GROUP, "--dir"])
+        .arg(service)
+        .arg("--stops")
+        .arg(stops)
+        .args(is_whole.then_some("--all-anonymous"))
+        .envs(is_eager.then_some(("PAGEFOLD_EAGER", "1")))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", helper.display()))?;
+    let mut said = String::new();
+    child.stdout.take().context("no output")?.read_to_string(&mut said)?;
+    ensure!(!said.is_empty(), "the program could not be attached: see above");
+    Ok(child)
 }
 
 /// The program that attaches.

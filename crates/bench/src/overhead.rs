@@ -14,19 +14,17 @@
 
 mod boot;
 mod build;
-mod ratio;
-mod servers;
-mod side;
+pub mod servers;
 mod storms;
 mod table;
 
 use crate::guardian::Guardian;
+use crate::ratio::{Verdict, interval};
+use crate::side::{self, Place, Side};
 use anyhow::Context;
 use cli::exit::{Outcome, Stop};
 use cli::say;
-use ratio::Verdict;
 use serde::Serialize;
-use side::{Place, Side};
 use std::fs;
 use std::fs::DirBuilder;
 use std::io::Write;
@@ -37,8 +35,10 @@ use std::path::{Path, PathBuf};
 const USUAL: f64 = 1.02;
 /// Cap of the ratio for storms: 25% more time.
 const STORM: f64 = 1.25;
+/// The group's setting: more pages fingerprinted a second than any workload has, as in `./x peers`.
+const SETTINGS: &str = "scan-rate = 400000";
 /// Part of a floor that must be folded where only a small part of the work is wanted: 1 in 20.
-const SHORT_FLOOR: u64 = 20;
+pub const SHORT_FLOOR: u64 = 20;
 
 /// A piece of work that is measured.
 struct Workload {
@@ -158,7 +158,10 @@ fn chosen(args: &Args) -> anyhow::Result<Vec<&'static Workload>> {
 }
 
 /// Makes the bench's directory, into which servers that run as users of their own may look.
-fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// It cannot be created.
+pub fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     DirBuilder::new().mode(0o755).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     guardian.keep_dir(&dir)?;
@@ -166,7 +169,7 @@ fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
 }
 
 fn measure(workload: &'static Workload, args: &Args, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Figures> {
-    check_programs(workload)?;
+    side::check_programs(workload.needs)?;
     let dir = dir.join(workload.name);
     fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let floor = if args.short { workload.floor.div_ceil(SHORT_FLOOR) } else { workload.floor };
@@ -176,7 +179,14 @@ fn measure(workload: &'static Workload, args: &Args, dir: &Path, guardian: &mut 
         for is_member in if round.is_multiple_of(2) { [false, true] } else { [true, false] } {
             let which = if is_member { "a member" } else { "not a member" };
             say!("pagefold: {}, round {} of {}: {which}", workload.name, round + 1, args.rounds);
-            let place = Place { dir: &dir, is_member, is_eager: !args.patient, is_short: args.short, floor };
+            let place = Place {
+                dir: &dir,
+                is_member,
+                is_eager: !args.patient,
+                is_short: args.short,
+                floor,
+                settings: SETTINGS,
+            };
             let side = Side::new(place, guardian)?;
             let seconds = (workload.recipe)(&side).with_context(|| format!("as {which}"))?;
             if is_member {
@@ -189,7 +199,7 @@ fn measure(workload: &'static Workload, args: &Args, dir: &Path, guardian: &mut 
         }
     }
     let ratios: Vec<f64> = member_s.iter().zip(&plain_s).map(|(member, plain)| member / plain).collect();
-    let (ratio, ci95) = (crate::median::median(&ratios), ratio::interval(&ratios));
+    let (ratio, ci95) = (crate::median::median(&ratios), interval(&ratios));
     let Workload { name, unit, cap, .. } = *workload;
     let verdict = Verdict::of(ci95, cap);
     Ok(Figures {
@@ -205,15 +215,4 @@ fn measure(workload: &'static Workload, args: &Args, dir: &Path, guardian: &mut 
         plain_s,
         member_s,
     })
-}
-
-/// An error that names the packages that are missing.
-fn check_programs(workload: &Workload) -> anyhow::Result<()> {
-    let missing = workload.needs.iter().filter(|(program, _)| side::find(program).is_none());
-    let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
-    packages.dedup();
-    if packages.is_empty() {
-        return Ok(());
-    }
-    Err(Stop::HostLacks(format!("not installed: apt-get install {}", packages.join(" "))).into())
 }

@@ -3,10 +3,11 @@
 use crate::guardian::Guardian;
 use anyhow::{Context, ensure};
 use api::ask::GroupState;
+use api::change::Change;
 use api::client::Service;
 use api::place::Place;
 use cli::exit::Stop;
-use host::ProcessId;
+use host::{ProcessId, ThreadCpu};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Time limit for a service to start, and for members to connect.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// First part of the names of the agent's threads in the members' processes.
+const AGENT: &str = "pagefold";
 
 /// A running service. [`Serving::end`] ends it; the guardian does so where the bench is cut off.
 pub struct Serving {
@@ -77,6 +81,27 @@ impl Serving {
         })
     }
 
+    /// Changes a group's settings.
+    ///
+    /// # Errors
+    /// The service does not answer.
+    pub fn set(&self, group: &str, change: Change) -> anyhow::Result<()> {
+        Service::connect(Place::at(&self.dir))?.set(group, change).map(drop)
+    }
+
+    /// Processor time of each part, in seconds. The agents are threads of the group's members.
+    ///
+    /// # Errors
+    /// The service does not answer, or the worker has ended.
+    pub fn cpu_by_part(&self, group: &str, members: &[u32]) -> anyhow::Result<BTreeMap<&'static str, f64>> {
+        let of_process = |pid: u32| -> anyhow::Result<f64> { Ok(seconds(&ThreadCpu::of_process(pid)?)) };
+        let worker = self.show(group)?.worker_pid.map_or(Ok(0.0), of_process)?;
+        let agents = members.iter().map(|pid| seconds(&agents_of(*pid))).sum();
+        let prover = prover_of(self.pid()).map_or(Ok(0.0), of_process)?;
+        let supervisor = of_process(self.pid())?;
+        Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
+    }
+
     /// Why pages of a member are not folded; see [`Service::why`].
     ///
     /// # Errors
@@ -126,6 +151,29 @@ impl Serving {
             _ => Ok(()),
         }
     }
+}
+
+/// Processor time of threads, in seconds.
+fn seconds(threads: &[ThreadCpu]) -> f64 {
+    threads.iter().map(|thread| thread.used.as_secs_f64()).sum()
+}
+
+/// A member's threads that are the agent's. A process that has ended has none.
+pub fn agents_of(pid: u32) -> Vec<ThreadCpu> {
+    let mut threads = ThreadCpu::of_process(pid).unwrap_or_default();
+    threads.retain(|thread| is_agents(pid, thread));
+    threads
+}
+
+/// A process's threads that are not the agent's. A process that has ended has none.
+pub fn own_threads_of(pid: u32) -> Vec<ThreadCpu> {
+    let mut threads = ThreadCpu::of_process(pid).unwrap_or_default();
+    threads.retain(|thread| !is_agents(pid, thread));
+    threads
+}
+
+fn is_agents(pid: u32, thread: &ThreadCpu) -> bool {
+    thread.name.starts_with(AGENT) && thread.tid != pid
 }
 
 /// Path of this program, to start it again.

@@ -1,9 +1,9 @@
 //! The program that checks itself.
 
 use super::subject::Subject;
+use crate::compiled::compiled;
 use crate::guardian::Guardian;
-use anyhow::{Context, bail, ensure};
-use cli::exit::Stop;
+use anyhow::{Context, bail};
 use host::ProcessId;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -25,11 +25,7 @@ impl Program {
     /// # Errors
     /// There is no compiler, or it does not start.
     pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
-        let (source, program) = (dir.join("waits.c"), dir.join("waits"));
-        fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
-        let made = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&program, &source]).status();
-        let made = made.map_err(|e| Stop::HostLacks(format!("cannot run cc: {e}; apt-get install gcc libc6-dev")))?;
-        ensure!(made.success(), "cc does not compile the program");
+        let program = compiled(dir, "waits", SOURCE, &["-pthread"])?;
         let mut child = Command::new(&program)
             .arg("count")
             .stdin(Stdio::piped())

@@ -6,14 +6,13 @@ use super::equal::Guest;
 use super::merger::{Account, Folds, Merger};
 use super::zeros::Zeros;
 use crate::guardian::Guardian;
-use crate::serving::{Serving, program, prover_of, wait_for};
+use crate::serving::{Serving, program, wait_for};
 use anyhow::bail;
 use api::change::Change;
 use api::client::Service;
 use api::control::{Fold, GroupReport};
 use api::place::Place;
 use audit::contents::Taken;
-use host::ThreadCpu;
 use page::{HostVirt, Savings};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -23,8 +22,6 @@ use wire::Why;
 
 /// Name of the one group.
 pub const GROUP: &str = "bench";
-/// First part of the names of the agent's threads in the members' processes.
-const AGENT: &str = "pagefold";
 
 /// The service's configuration. As ksmd does, it folds pages of zeros and splits a huge page for a few small pages: at
 /// 1%, six of its 512.
@@ -97,7 +94,7 @@ impl Folding {
     /// # Errors
     /// The service does not answer.
     pub fn set(&self, change: Change) -> anyhow::Result<()> {
-        Service::connect(Place::at(self.serving.dir()))?.set(GROUP, change).map(drop)
+        self.serving.set(GROUP, change)
     }
 
     /// Memory of the pool.
@@ -110,21 +107,7 @@ impl Folding {
 
     /// Processor time of each part. The agents are threads of the guests' processes.
     fn cpu_by_part(&self) -> anyhow::Result<BTreeMap<&'static str, f64>> {
-        let of_process = |pid: u32| -> anyhow::Result<f64> {
-            Ok(ThreadCpu::of_process(pid)?.iter().map(|t| t.used.as_secs_f64()).sum())
-        };
-        // A forked child of a server may have ended.
-        let agents = |pid: &u32| -> f64 {
-            let threads = ThreadCpu::of_process(*pid).unwrap_or_default();
-            let agents = threads.iter().filter(|t| t.name.starts_with(AGENT) && t.tid != *pid);
-            agents.map(|t| t.used.as_secs_f64()).sum()
-        };
-        let worker = self.own_pids()?.first().map_or(Ok(0.0), |pid| of_process(*pid))?;
-        let agents = self.guests.iter().map(agents).sum();
-        let supervisor = self.serving.pid();
-        let prover = prover_of(supervisor).map_or(Ok(0.0), of_process)?;
-        let supervisor = of_process(supervisor)?;
-        Ok([("worker", worker), ("agents", agents), ("supervisor", supervisor), ("prover", prover)].into())
+        self.serving.cpu_by_part(GROUP, &self.guests)
     }
 }
 

@@ -91,6 +91,24 @@ pub fn may_use(whole_host: WholeHost) -> anyhow::Result<KsmKnobs> {
     Ok(knobs)
 }
 
+/// Sets ksmd to work with these knobs, and without its advisor.
+///
+/// # Errors
+/// The caller is not root.
+pub fn set_to_work(knobs: impl IntoIterator<Item = (&'static str, &'static str)>) -> anyhow::Result<()> {
+    if KsmKnobs::read().is_some_and(|knobs| knobs.0.iter().any(|(name, _)| name == "advisor_mode")) {
+        set_ksm("advisor_mode", "none")?;
+    }
+    for (knob, value) in knobs {
+        match set_ksm(knob, value) {
+            // A kernel without this knob lacks the feature that the knob turns off.
+            Err(e) if e.is_gone() => {}
+            done => done?,
+        }
+    }
+    Ok(set_ksm("run", "1")?)
+}
+
 impl Ksmd {
     /// Finds ksmd's thread.
     ///
@@ -145,18 +163,8 @@ impl Merger for Ksmd {
     }
 
     fn on(&mut self) -> anyhow::Result<()> {
-        if KsmKnobs::read().is_some_and(|knobs| knobs.0.iter().any(|(name, _)| name == "advisor_mode")) {
-            set_ksm("advisor_mode", "none")?;
-        }
         let zeros = ("use_zero_pages", if self.use_zero_pages { "1" } else { "0" });
-        for (knob, value) in FASTEST.into_iter().chain([zeros]) {
-            match set_ksm(knob, value) {
-                // A kernel without this knob lacks the feature that the knob turns off.
-                Err(e) if e.is_gone() => {}
-                done => done?,
-            }
-        }
-        Ok(set_ksm("run", "1")?)
+        set_to_work(FASTEST.into_iter().chain([zeros]))
     }
 
     fn cpu_s(&self) -> anyhow::Result<f64> {

@@ -1,8 +1,8 @@
 //! The boot of a guest, emulated or by KVM as the lab finds, beside one that rests and is folded.
 
-use super::side::{GROUP, Side};
 use super::{USUAL, Workload};
 use crate::serving::program;
+use crate::side::{GROUP, Side};
 use anyhow::Context;
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! A build: `make` with GCC, of Lua from Debian's sources.
 
-use super::side::Side;
 use super::{USUAL, Workload};
+use crate::side::Side;
 
 pub const BUILD: Workload = Workload {
     name: "build",

@@ -1,14 +1,13 @@
 //! Servers: each holds the data that a second one has too, and is asked by its own bench.
 
-use super::side::{Running, Side};
 use super::{USUAL, Workload};
+use crate::side::{Running, Side};
 use anyhow::{Context, ensure};
-use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-pub const REDIS: Workload = Workload {
+pub(super) const REDIS: Workload = Workload {
     name: "redis",
     unit: "SET and GET of 300 bytes",
     cap: USUAL,
@@ -17,7 +16,7 @@ pub const REDIS: Workload = Workload {
     recipe: redis,
 };
 
-pub const MARIADB: Workload = Workload {
+pub(super) const MARIADB: Workload = Workload {
     name: "mariadb",
     unit: "transaction of sysbench OLTP",
     cap: USUAL,
@@ -26,7 +25,7 @@ pub const MARIADB: Workload = Workload {
     recipe: mariadb,
 };
 
-pub const POSTGRES: Workload = Workload {
+pub(super) const POSTGRES: Workload = Workload {
     name: "postgres",
     unit: "transaction of pgbench",
     cap: USUAL,
@@ -36,8 +35,8 @@ pub const POSTGRES: Workload = Workload {
     recipe: postgres,
 };
 
-/// Instances of a server with the same data, of which one is asked.
-const NAMES: [&str; 2] = ["one", "other"];
+/// Instances of a server with the same data, of which the first is asked.
+pub const NAMES: [&str; 2] = ["one", "other"];
 
 /// Whether a client succeeds.
 fn succeeds(words: &[&str]) -> bool {
@@ -48,26 +47,43 @@ fn succeeds(words: &[&str]) -> bool {
 
 // --- Redis
 
+/// Words that start a Redis that keeps nothing on disk.
+pub fn redis_words(socket: &str) -> [&str; 9] {
+    ["redis-server", "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no"]
+}
+
+/// Whether a Redis answers.
+pub fn redis_answers(socket: &str) -> bool {
+    succeeds(&["redis-cli", "-s", socket, "ping"])
+}
+
+/// A command for Redis that sets a key to its value of 300 bytes: the keys are those that redis-benchmark asks for.
+pub fn redis_set(key: u64) -> String {
+    format!("SET key:{key:012} {key:010}{}\r\n", "0123456789".repeat(29))
+}
+
+/// Gives every instance the same keys.
+///
+/// # Errors
+/// One of them does not answer.
+pub fn fill_redis(side: &Side, keys: u64) -> anyhow::Result<()> {
+    let load = side.path("load")?;
+    fs::write(&load, (0..keys).map(redis_set).collect::<String>()).with_context(|| format!("cannot write {load}"))?;
+    for name in NAMES {
+        side.aside(&["sh", "-c", &format!("redis-cli -s {} --pipe < {load}", side.path(&format!("{name}.sock"))?)])?;
+    }
+    Ok(())
+}
+
 fn redis_server(side: &Side, name: &str) -> anyhow::Result<Running> {
     let socket = side.path(&format!("{name}.sock"))?;
-    let words = ["redis-server", "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"];
-    side.serve(name, None, &words, || succeeds(&["redis-cli", "-s", &socket, "ping"]))
+    side.serve(name, None, &redis_words(&socket), || redis_answers(&socket))
 }
 
 fn redis(side: &Side) -> anyhow::Result<f64> {
     let keys = side.amount(100_000, 5000);
-    let load = side.path("load")?;
-    // The keys that redis-benchmark asks for.
-    let value = "0123456789".repeat(29);
-    let text = (0..keys).fold(String::new(), |mut text, key| {
-        let _ = writeln!(text, "SET key:{key:012} {key:010}{value}\r");
-        text
-    });
-    fs::write(&load, text).with_context(|| format!("cannot write {load}"))?;
     let _servers = NAMES.map(|name| redis_server(side, name)).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    for name in NAMES {
-        side.aside(&["sh", "-c", &format!("redis-cli -s {} --pipe < {load}", side.path(&format!("{name}.sock"))?)])?;
-    }
+    fill_redis(side, keys)?;
     side.rest()?;
     let (requests, socket) = (side.amount(1_200_000, 10_000), side.path("one.sock")?);
     let (n, range) = (requests.to_string(), keys.to_string());
@@ -133,7 +149,9 @@ fn mariadb(side: &Side) -> anyhow::Result<f64> {
 // --- PostgreSQL
 
 /// Words before a command of the user that PostgreSQL insists on.
-const AS_POSTGRES: [&str; 7] = ["setpriv", "--init-groups", "--reuid", "postgres", "--regid", "postgres", "--"];
+const AS_POSTGRES: [&str; 7] = ["setpriv", "--init-groups", "--reuid", POSTGRES_USER, "--regid", POSTGRES_USER, "--"];
+/// The user as whom PostgreSQL runs.
+pub const POSTGRES_USER: &str = "postgres";
 
 /// Directory of the newest PostgreSQL's programs.
 fn postgres_bin() -> anyhow::Result<String> {
@@ -144,27 +162,58 @@ fn postgres_bin() -> anyhow::Result<String> {
     bin.to_str().map(str::to_owned).context("a path that is not UTF-8")
 }
 
+/// A PostgreSQL with data of this turn.
+pub struct Postgres {
+    bin: String,
+    dir: String,
+}
+
+impl Postgres {
+    /// Makes its data.
+    ///
+    /// # Errors
+    /// It is not installed.
+    pub fn prepare(side: &Side) -> anyhow::Result<Self> {
+        let (bin, dir) = (postgres_bin()?, side.path("")?);
+        let prepared = side.prepared(|dir| {
+            let init = ["-A", "trust", "-U", "postgres", "--no-sync", "-D"];
+            let (initdb, data) = (format!("{bin}/initdb"), format!("{dir}/data"));
+            let words = [&AS_POSTGRES[..], &[&initdb], &init, &[&data]].concat();
+            side.aside(&words).map(drop)
+        })?;
+        side.aside(&["cp", "-a", &format!("{prepared}/data"), &format!("{dir}/data")])?;
+        Ok(Self { bin, dir })
+    }
+
+    /// Words that start it, as its user, without a wait for any disk.
+    pub fn words(&self) -> Vec<String> {
+        let settings = ["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "fsync=off"];
+        let words = [format!("{}/postgres", self.bin), "-D".into(), format!("{}/data", self.dir), "-k".into()];
+        words.into_iter().chain([self.dir.clone()]).chain(settings.map(str::to_owned)).collect()
+    }
+
+    /// Whether it answers.
+    pub fn is_ready(&self) -> bool {
+        succeeds(&[&format!("{}/pg_isready", self.bin), "-h", &self.dir, "-U", "postgres"])
+    }
+
+    /// Words that run pgbench with these.
+    pub fn pgbench<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        [&AS_POSTGRES[..], &["pgbench", "-h", &self.dir, "-U", "postgres", "-n"], words, &["postgres"]].concat()
+    }
+}
+
 fn postgres(side: &Side) -> anyhow::Result<f64> {
-    let (bin, dir, data) = (postgres_bin()?, side.path("")?, side.path("data")?);
-    let as_postgres = |words: &[&str]| side.aside(&[&AS_POSTGRES[..], words].concat());
-    let prepared = side.prepared(|dir| {
-        let init = ["-A", "trust", "-U", "postgres", "--no-sync", "-D"];
-        as_postgres(&[&[&format!("{bin}/initdb")[..]], &init[..], &[&format!("{dir}/data")]].concat()).map(drop)
-    })?;
-    side.aside(&["cp", "-a", &format!("{prepared}/data"), &data])?;
-    let program = format!("{bin}/postgres");
-    let settings = ["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "fsync=off"];
-    let words = [&[&program[..], "-D", &data, "-k", &dir], &settings[..]].concat();
-    let is_ready = || succeeds(&[&format!("{bin}/pg_isready"), "-h", &dir, "-U", "postgres"]);
-    let _server = side.serve("postgres", Some("postgres"), &words, is_ready)?;
-    let pgbench = |words: &[&str]| {
-        as_postgres(&[&["pgbench", "-h", &dir, "-U", "postgres", "-n"], words, &["postgres"]].concat())
-    };
-    pgbench(&["-i", "-s", "5", "-q"])?;
+    let server = Postgres::prepare(side)?;
+    let words = server.words();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let _server = side.serve("postgres", Some(POSTGRES_USER), &words, || server.is_ready())?;
+    side.aside(&server.pgbench(&["-i", "-s", "5", "-q"]))?;
     side.rest()?;
     const CLIENTS: u64 = 4;
     let each = side.amount(30_000, 100);
-    let (_, seconds) = pgbench(&["-c", &CLIENTS.to_string(), "-j", "2", "-t", &each.to_string()])?;
+    let (clients, each_words) = (CLIENTS.to_string(), each.to_string());
+    let (_, seconds) = side.aside(&server.pgbench(&["-c", &clients, "-j", "2", "-t", &each_words]))?;
     ensure!(seconds > 0.0, "pgbench took no time");
     Ok(seconds / (CLIENTS * each) as f64)
 }

@@ -1,8 +1,8 @@
 //! Storms, and the walk in memory: programs of ours, which lie beside this one.
 
-use super::side::Side;
 use super::{STORM, USUAL, Workload};
 use crate::serving::beside;
+use crate::side::Side;
 use anyhow::Context;
 use serde::Deserialize;
 

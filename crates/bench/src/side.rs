@@ -3,6 +3,7 @@
 use crate::guardian::Guardian;
 use crate::serving::Serving;
 use anyhow::{Context, bail, ensure};
+use cli::exit::Stop;
 use host::ProcessId;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -14,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Name of the members' group.
 pub const GROUP: &str = "bench";
-/// Pages that are fingerprinted a second: more than any workload has, as in `./x peers`.
-const SCAN_RATE: u32 = 400_000;
 /// Users that may start members, besides root. Debian's packages make them for their servers.
 const USERS: [&str; 2] = ["postgres", "mysql"];
 /// Time limit for members to be folded, and for a server to answer or to end.
@@ -38,6 +37,8 @@ pub struct Place<'a> {
     pub is_short: bool,
     /// Pages that must be folded before the work begins.
     pub floor: u64,
+    /// Lines of the group's configuration.
+    pub settings: &'a str,
 }
 
 /// One side's turn.
@@ -60,7 +61,7 @@ impl<'a> Side<'a> {
         fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         // Servers that run as users of their own keep their data in it.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).context("cannot open the turn's directory")?;
-        let config = format!("[[group]]\nname = \"{GROUP}\"\nscan-rate = {SCAN_RATE}\nusers = {:?}\n", users());
+        let config = format!("[[group]]\nname = \"{GROUP}\"\nusers = {:?}\n{}\n", users(), place.settings);
         let serving = place.is_member.then(|| Serving::start(place.dir, &config, guardian)).transpose()?;
         Ok(Self { place, dir, serving, guardian: RefCell::new(guardian), folded_pages: Cell::new(0) })
     }
@@ -90,6 +91,11 @@ impl<'a> Side<'a> {
     /// The directory of the members' service.
     pub fn service(&self) -> Option<&Path> {
         self.serving.as_ref().map(Serving::dir)
+    }
+
+    /// The members' service.
+    pub const fn serving(&self) -> Option<&Serving> {
+        self.serving.as_ref()
     }
 
     /// Path of a file of this turn, as text.
@@ -260,6 +266,20 @@ fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
+/// An error that names the packages that are missing, of programs and the Debian package of each.
+///
+/// # Errors
+/// One is missing.
+pub fn check_programs(needs: &[(&str, &str)]) -> anyhow::Result<()> {
+    let missing = needs.iter().filter(|(program, _)| find(program).is_none());
+    let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    Err(Stop::HostLacks(format!("not installed: apt-get install {}", packages.join(" "))).into())
+}
+
 /// Those of the users that there are.
 fn users() -> Vec<&'static str> {
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -268,7 +288,7 @@ fn users() -> Vec<&'static str> {
 }
 
 /// Path of a program, or of a file that must be there.
-pub fn find(what: &str) -> Option<PathBuf> {
+fn find(what: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(usual).map(|dir| dir.join(what)).find(|file| file.is_file())
@@ -277,6 +297,13 @@ pub fn find(what: &str) -> Option<PathBuf> {
 /// A running server. Dropping it ends it, by `SIGTERM`: it has no clients any more.
 pub struct Running {
     child: Child,
+}
+
+impl Running {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 impl Drop for Running {
