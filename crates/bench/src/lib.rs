@@ -15,6 +15,7 @@ mod containers;
 mod guardian;
 mod insight;
 mod ksm;
+mod latency;
 mod median;
 mod overhead;
 mod park;
@@ -61,6 +62,8 @@ enum What {
     Insight(insight::Args),
     /// Folding against the kernel's own merger (ksmd), with the same guests
     Ksm(ksm::Args),
+    /// How long requests and ticks take while their programs are folded, against unfolded, on an idle and on a busy host
+    Latency(latency::Args),
     /// Storms, servers, builds and guests as members against not: how much longer they take
     Overhead(overhead::Args),
     /// Plans for a simulated fleet: hosts that each policy needs, and how long a plan takes
@@ -84,6 +87,8 @@ pub struct GuestArgs {
 enum GuestOf {
     /// Hold pages until input closes
     Hold(synthetic::HoldArgs),
+    /// Compute for a part of the time on one processor, until input closes
+    Burn(latency::BurnArgs),
     /// Hold pages that may be merged
     Mergeable(ksm::MergeableArgs),
     /// Measure from inside how merging affects a guest
@@ -105,6 +110,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
         What::Huge(args) => ksm::run_huge(&args),
         What::Insight(args) => insight::run(&args),
         What::Ksm(args) => ksm::run(&args),
+        What::Latency(args) => latency::run(&args),
         What::Overhead(args) => overhead::run(&args),
         What::Place(args) => place::run(&args, place),
         What::Park(args) => park::run(&args),
@@ -116,6 +122,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
 /// Runs one process of a bench.
 pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
     match &args.what {
+        GuestOf::Burn(args) => latency::burn(args),
         GuestOf::Hold(args) => synthetic::hold(args),
         GuestOf::Mergeable(args) => ksm::hold(args),
         GuestOf::Probe => ksm::probe(),
