@@ -333,7 +333,7 @@ impl Group {
         for (member, share) in self.members.values_mut().zip(shares) {
             let mut pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
             // An agent that looks for pages takes memory for that.
-            if pace.fold == FoldMode::On && member.headroom.refusal.is_some() {
+            if pace.fold == FoldMode::On && member.headroom.rests {
                 pace.fold = FoldMode::Off;
             }
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));

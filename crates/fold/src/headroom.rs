@@ -5,13 +5,18 @@
 //! tables. With little room below the limit, the kernel would end a process for these alone. So they get no more than this:
 //!
 //! ```text
-//!   left = room below the limit - folded pages - tables to come - KEPT
+//!   left = the lesser of  room below the limit - folded pages - tables to come - KEPT
+//!                         1/64 of the limit - mappings of folded pages
 //! ```
+//!
+//! The first keeps what folding takes below the limit now. A member may also grow to its limit later, and nothing gives its mappings
+//! back then. A page that is unfolded stays in a mapping of its own. Its agent joins these only where it gets a huge page. So folding
+//! takes no more of them than such a member can lack.
 //!
 //! | left | the members of that control group |
 //! |---|---|
 //! | some | fold. The runs that they are asked for are taken off until the next look |
-//! | nothing | fold nothing more, state `no_headroom`; their agents rest |
+//! | nothing | fold nothing more, state `no_headroom`. Their agents rest where it is the room that lacks; else they join mappings of written pages |
 //! | nothing, and without folding they would be beyond the limit | fold little by little: the kernel would have ended one already |
 //!
 //! Each look follows a member's statistics. With much left, the next one is 2 s later, without a limit 10 s. A limit that cannot be read is
@@ -19,8 +24,9 @@
 
 use crate::group::Group;
 use crate::table::MemberId;
+use host::Bound;
 use page::pages_to_bytes;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use wire::{DONATION_PAGES, FoldRun, Target};
 
@@ -32,6 +38,10 @@ const AGAIN_BYTES: u64 = 1 << 20;
 /// Kernel memory of a run, in bytes: 672, for two mappings and what a break needs. 5,120 single pages took 663 each, and nothing more
 /// when they were written.
 const RUN_BYTES: u64 = 672;
+/// Part of a memory limit that mappings of folded pages may take: 1/64. With runs of 11 pages, all pages up to the limit can be folded.
+const MAPPINGS_PART: u64 = 64;
+/// Part of these that must be there before folding begins again: 1/8.
+const MAPPINGS_AGAIN_PART: u64 = 8;
 /// Tables of an agent for each page of its process, in bytes: 32. Agents of four guests took 19.
 const TABLE_BYTES: u64 = 32;
 /// Memory for folding beyond the limit from one look to the next, in bytes, and the time after which that is believed. 1 MiB, 5 s: agents
@@ -52,8 +62,12 @@ pub struct Headroom {
     left: Option<u64>,
     /// Since when nothing is left.
     short_since: Option<Instant>,
+    /// Least number of mappings that the process has had without those of folded pages, as far as is known.
+    own_mappings: Option<u64>,
     /// Why nothing more of the member is folded; `None` if it is folded.
     pub refusal: Option<String>,
+    /// Whether its agent rests: it takes memory to look for pages.
+    pub rests: bool,
 }
 
 /// Memory of members in a control group, in bytes.
@@ -67,6 +81,8 @@ struct Account {
     /// Memory that folding has taken, as was told last: mappings, tables.
     taken: u64,
     to_come: u64,
+    /// Kernel memory of mappings that folding has made.
+    mappings: u64,
 }
 
 impl Account {
@@ -74,10 +90,30 @@ impl Account {
         KEPT_BYTES / 8 * (self.members + 7)
     }
 
-    /// Memory that folding may take, for each member, with so much room below the limit. `was_short`: nothing was left at the last look.
-    fn left(&self, room: u64, was_short: bool) -> u64 {
+    /// Memory that folding may take, for each member, below this limit: by its room, and by its part for mappings. `was_short`: nothing was
+    /// left at the last look.
+    fn left(&self, bound: &Bound, was_short: bool) -> [u64; 2] {
         let kept = self.kept() + if was_short { AGAIN_BYTES } else { 0 };
-        room.saturating_sub(self.folded.saturating_add(self.to_come).saturating_add(kept)) / self.members.max(1)
+        let room = bound.room.saturating_sub(self.folded.saturating_add(self.to_come).saturating_add(kept));
+        let most = bound.limit / MAPPINGS_PART;
+        let most = most - if was_short { most / MAPPINGS_AGAIN_PART } else { 0 };
+        [room, most.saturating_sub(self.mappings)].map(|left| left / self.members.max(1))
+    }
+
+    /// Why nothing is left below a limit.
+    fn refusal(&self, bound: &Bound) -> String {
+        let (group, [room, folded, mappings]) =
+            (bound.group.display(), [bound.room, self.folded, self.mappings].map(|bytes| bytes >> 20));
+        if self.left(bound, true)[0] == 0 {
+            return format!(
+                "the memory limit of control group {group} leaves {room} MiB, and {folded} MiB are folded there: if all of that were \
+                 written, too little would be left for the memory that folding takes, and the kernel could end a process"
+            );
+        }
+        format!(
+            "folding has taken {mappings} MiB of control group {group} for mappings, which are not given back: more than \
+             1/{MAPPINGS_PART} of its memory limit could end a process that grows to that"
+        )
     }
 
     /// Whether the members would be beyond the limit without folding, even if folding takes twice as much as is known.
@@ -98,15 +134,28 @@ impl Headroom {
         self.left = self.left.map(|left| left.saturating_sub(mapped * RUN_BYTES));
     }
 
-    /// Takes in a look: the account of the control group that leaves least, if a limit binds, and the room below it.
-    fn judge(&mut self, least: Option<&(Account, PathBuf, u64)>, now: Instant) {
-        self.left = least.map(|(account, _, room)| account.left(*room, self.short_since.is_some()));
-        self.next_look = match self.left {
+    /// Takes note of all mappings of the process. Folded and broken pages have two each at most.
+    fn note_mappings(&mut self, all: u64, pages: u64) {
+        let least = all.saturating_sub(pages.saturating_mul(2));
+        self.own_mappings = Some(self.own_mappings.map_or(least, |own| own.min(all)));
+    }
+
+    /// Kernel memory of mappings that folding has made, of so many in all, in bytes.
+    fn mappings_bytes(&self, all: u64) -> u64 {
+        all.saturating_sub(self.own_mappings.unwrap_or(all)).saturating_mul(RUN_BYTES / 2)
+    }
+
+    /// Takes in a look: the account of the control group that leaves least, and its limit. `None` if no limit binds.
+    fn judge(&mut self, least: Option<&(Account, Bound)>, now: Instant) {
+        let left = least.map(|(account, bound)| account.left(bound, self.short_since.is_some()));
+        self.left = left.map(|[room, mappings]| room.min(mappings));
+        self.next_look = match left {
             None => Some(now + UNBOUND_EVERY),
-            Some(left) => (left > MUCH.0).then_some(now + MUCH.1),
+            // Requests until then are taken off.
+            Some([room, _]) => (room > MUCH.0).then_some(now + MUCH.1),
         };
-        let Some((account, bound, room)) = least.filter(|_| !self.is_left()) else {
-            (self.short_since, self.refusal) = (None, None);
+        let Some((account, bound)) = least.filter(|_| !self.is_left()) else {
+            (self.short_since, self.refusal, self.rests) = (None, None, false);
             return;
         };
         // Pages that are being folded count twice: as folded, and as the member's own. Until it has answered, nothing is decided.
@@ -114,17 +163,11 @@ impl Headroom {
             return;
         }
         let since = *self.short_since.get_or_insert(now);
-        if account.is_beyond(*room) && now.saturating_duration_since(since) >= BEYOND.1 {
-            (self.left, self.refusal) = (Some(BEYOND.0), None);
+        if account.is_beyond(bound.room) && now.saturating_duration_since(since) >= BEYOND.1 {
+            (self.left, self.refusal, self.rests) = (Some(BEYOND.0), None, false);
             return;
         }
-        self.refusal = Some(format!(
-            "the memory limit of control group {} leaves {} MiB, and {} MiB are folded there: if all of that were written, too little would be \
-             left for the memory that folding takes, and the kernel could end a process",
-            bound.display(),
-            room >> 20,
-            account.folded >> 20
-        ));
+        (self.refusal, self.rests) = (Some(account.refusal(bound)), account.left(bound, true)[0] == 0);
     }
 }
 
@@ -145,13 +188,17 @@ impl Group {
             return false;
         }
         headroom.group = limits.group_of(member.identity.pid);
-        let rooms = headroom.group.as_deref().map(|group| limits.rooms(group)).unwrap_or_default();
-        let (was_short, was_refused) = (headroom.short_since.is_some(), headroom.refusal.is_some());
-        let accounts = rooms.into_iter().map(|(bound, room)| (self.account(&bound), bound, room));
-        let least = accounts.min_by_key(|(account, _, room)| account.left(*room, was_short));
+        if member.stats.vmas > 0 {
+            let mapped = self.planner.place(id).mapped;
+            headroom.note_mappings(member.stats.vmas, mapped.saturating_add(member.stats.broken_pages));
+        }
+        let bounds = headroom.group.as_deref().map(|group| limits.bounds(group)).unwrap_or_default();
+        let (was_short, was) = (headroom.short_since.is_some(), (headroom.refusal.is_some(), headroom.rests));
+        let accounts = bounds.into_iter().map(|bound| (self.account(&bound.group), bound));
+        let least = accounts.min_by_key(|(account, bound)| account.left(bound, was_short).into_iter().min());
         let Some(member) = self.members.get_mut(&id) else { return false };
         member.headroom.judge(least.as_ref(), now);
-        member.headroom.refusal.is_some() != was_refused
+        (member.headroom.refusal.is_some(), member.headroom.rests) != was
     }
 
     /// The account of a control group: of all members in it and in those below it.
@@ -171,6 +218,7 @@ impl Group {
             add(&mut all.folded, bytes((place.mapped + place.sent).saturating_add(stats.zero_pages)));
             add(&mut all.asked, bytes(place.sent));
             add(&mut all.taken, stats.agent_bytes.saturating_add(stats.vmas.saturating_mul(RUN_BYTES / 2)));
+            add(&mut all.mappings, member.headroom.mappings_bytes(stats.vmas));
             add(&mut all.to_come, frames.saturating_mul(TABLE_BYTES).saturating_sub(stats.agent_bytes));
         }
         all
@@ -183,23 +231,58 @@ mod tests {
 
     const M: u64 = 1 << 20;
 
-    /// A member of which 100 MiB are folded. Folding has taken 3 MiB, and will take 1 MiB more.
-    const ONE: Account = Account { members: 1, folded: 100 * M, asked: 0, taken: 3 * M, to_come: M };
+    /// A member of which 100 MiB are folded. Folding has taken 3 MiB, 2 of them for mappings, and will take 1 MiB more.
+    const ONE: Account = Account { members: 1, folded: 100 * M, asked: 0, taken: 3 * M, to_come: M, mappings: 2 * M };
+
+    fn bound(room: u64, limit: u64) -> Bound {
+        Bound { group: "/t".into(), limit, room }
+    }
 
     #[test]
     fn folding_gets_no_memory_that_its_broken_pages_need() {
         let all = 101 * M + KEPT_BYTES;
-        assert_eq!([all - M, all, all + 7 * M].map(|room| ONE.left(room, false)), [0, 0, 7 * M]);
-        assert_eq!([M, 3 * M].map(|more| ONE.left(all + more, true)), [0, 2 * M], "it begins again with more");
+        let left = |account: &Account, room, was_short| account.left(&bound(room, 4096 * M), was_short)[0];
+        assert_eq!([all - M, all, all + 7 * M].map(|room| left(&ONE, room, false)), [0, 0, 7 * M]);
+        assert_eq!([M, 3 * M].map(|more| left(&ONE, all + more, true)), [0, 2 * M], "it begins again with more");
         let two = Account { members: 2, ..ONE };
-        assert_eq!(two.left(all + KEPT_BYTES / 8 + 6 * M, false), 3 * M, "each has a part");
+        assert_eq!(left(&two, all + KEPT_BYTES / 8 + 6 * M, false), 3 * M, "each has a part");
+    }
+
+    #[test]
+    fn mappings_take_a_64th_of_the_limit_at_most() {
+        let left = |limit, was_short| ONE.left(&bound(1024 * M, limit), was_short)[1];
+        assert_eq!([128 * M, 192 * M].map(|limit| left(limit, false)), [0, M]);
+        assert_eq!([128 * M, 192 * M].map(|limit| left(limit, true)), [0, M - 3 * M / 8], "it begins again with less");
+        let mut headroom = Headroom::default();
+        headroom.judge(Some(&(ONE, bound(1024 * M, 128 * M))), Instant::now());
+        let why = headroom.refusal.clone().unwrap_or_default();
+        assert!(why.contains("has taken 2 MiB of control group /t for mappings") && why.contains("1/64"), "{why}");
+        assert!(!headroom.rests, "its agent gives mappings back");
+        headroom.judge(Some(&(ONE, bound(1024 * M, 256 * M))), Instant::now());
+        assert_eq!((headroom.left, headroom.refusal), (Some(3 * M / 2), None));
+    }
+
+    #[test]
+    fn mappings_of_the_program_itself_do_not_count() {
+        let mut headroom = Headroom::default();
+        assert_eq!(headroom.mappings_bytes(500), 0, "nothing is known");
+        headroom.note_mappings(500, 0);
+        headroom.note_mappings(900, 200);
+        assert_eq!(headroom.mappings_bytes(900), 400 * RUN_BYTES / 2);
+        headroom.note_mappings(450, 0);
+        assert_eq!(headroom.mappings_bytes(450), 0);
+        // A worker that was started again finds folded pages.
+        let mut again = Headroom::default();
+        again.note_mappings(900, 200);
+        assert_eq!(again.mappings_bytes(900), 400 * RUN_BYTES / 2);
+        again.note_mappings(u64::MAX, u64::MAX);
     }
 
     #[test]
     fn members_that_are_beyond_their_limit_without_folding_go_on_after_a_while() {
         let (mut headroom, now) = (Headroom::default(), Instant::now());
         let mut look = |room, account: Account, after| {
-            headroom.judge(Some(&(account, "/t".into(), room)), now + after);
+            headroom.judge(Some(&(account, bound(room, 4096 * M))), now + after);
             (
                 headroom.left,
                 headroom.refusal.as_ref().map(|why| why.contains("group /t leaves 80 MiB, and 100 MiB are")),

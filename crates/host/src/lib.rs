@@ -67,7 +67,7 @@ pub use kpage::{FrameTable, kpf};
 pub use ksm::{Ksm, KsmStat, chosen, ksmd_cpu_time};
 pub use local_files::LocalFiles;
 pub use memory_files::{proc_file, thread_with_memory};
-pub use memory_limits::MemoryLimits;
+pub use memory_limits::{Bound, MemoryLimits};
 pub use mounts::{filesystem_of_mount, filesystem_of_mount_of, has_proc, proc_hides_processes, proc_is_ours};
 pub use named_file::read_file_of;
 pub use own_cpu::{own_cpu_time, own_thread_cpu_time};

@@ -60,6 +60,17 @@ const V2: Files = Files {
     reclaimed: &["active_file ", "slab_reclaimable "],
 };
 
+/// A control group whose memory limit binds processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The control group, as the kernel names it.
+    pub group: PathBuf,
+    /// Its limit, in bytes.
+    pub limit: u64,
+    /// Bytes that the kernel can still give it, as [`MemoryLimits::room_bytes`] has them.
+    pub room: u64,
+}
+
 /// Memory that is left in control groups, from which some is taken one after the other.
 #[derive(Debug)]
 pub struct LeftMemory<'a> {
@@ -128,16 +139,16 @@ impl MemoryLimits {
 
     /// Memory that processes of a group can get before the kernel ends one of them, if nothing is swapped out. `None` if no limit binds.
     pub fn room_bytes(&self, group: &str) -> Option<u64> {
-        self.rooms(group).into_iter().map(|(_, room)| room).min()
+        self.bounds(group).into_iter().map(|bound| bound.room).min()
     }
 
-    /// The groups whose limits bind processes of this one, and the bytes that each leaves, as [`Self::room_bytes`] has them. None where
-    /// the kernel does not tell.
-    pub fn rooms(&self, group: &str) -> Vec<(PathBuf, u64)> {
+    /// The groups whose limits bind processes of this one. None where the kernel does not tell.
+    pub fn bounds(&self, group: &str) -> Vec<Bound> {
         let all = self.inside(group).into_iter().flat_map(Path::ancestors);
-        let bound = all.map(|group| (group, self.limit(group))).filter(|(_, limit)| *limit < crate::ram_bytes());
-        let room = |(group, limit): (&Path, u64)| limit.saturating_sub(self.needed(group, self.files.reclaimed));
-        bound.map(|bound| (self.mounted.join(bound.0), room(bound))).collect()
+        let limited = all.map(|group| (group, self.limit(group))).filter(|(_, limit)| *limit < crate::ram_bytes());
+        let room = |group, limit: u64| limit.saturating_sub(self.needed(group, self.files.reclaimed));
+        let bound = |(group, limit)| Bound { group: self.mounted.join(group), limit, room: room(group, limit) };
+        limited.map(bound).collect()
     }
 
     /// The directory of a group; `None` for the one that holds all others, or if it cannot be seen.
@@ -349,7 +360,7 @@ mod tests {
             let stat = format!("anon 7\n{}{}\n{}{}\n", files.idle, 100 * M, files.reclaimed[0], 50 * M);
             fs::write(dir.path().join("t/memory.stat"), stat).unwrap();
             assert_eq!((limits.room_bytes("/t/a"), limits.room_bytes("/other")), (Some(160 * M), None));
-            assert_eq!(limits.rooms("/t/a"), [("/t".into(), 160 * M)]);
+            assert_eq!(limits.bounds("/t/a"), [Bound { group: "/t".into(), limit: 1000 * M, room: 160 * M }]);
             fs::write(dir.path().join("t").join(files.used), format!("{}\n", 2000 * M)).unwrap();
             assert_eq!(limits.room_bytes("/t"), Some(0));
         }
