@@ -19,7 +19,7 @@ mod rig;
 mod small_host;
 mod storm;
 
-pub(crate) use rig::{Rig, group};
+pub(crate) use rig::{PATIENCE, Rig, group, on_all};
 pub use small_host::SmallHost;
 pub use storm::{Figures as Storm, run as make_storm};
 

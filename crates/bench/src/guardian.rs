@@ -38,6 +38,8 @@ enum Duty {
     Dir(PathBuf),
     /// End swapping to this file, and remove it.
     Swap(PathBuf),
+    /// End swapping to the zram device of this number, and remove it.
+    Zram(u32),
     /// Remove this control group, once it is empty.
     Cgroup(PathBuf),
     /// Undo all of ksmd's merging, and set these knobs to these values.
@@ -99,6 +101,11 @@ impl Guardian {
     /// Ends swapping to a file in the end, and removes it.
     pub fn keep_swap(&mut self, file: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Swap(file.to_owned()))
+    }
+
+    /// Ends swapping to a zram device in the end, and removes it.
+    pub fn keep_zram(&mut self, number: u32) -> anyhow::Result<()> {
+        self.tell(&Duty::Zram(number))
     }
 
     /// Removes a control group in the end.
@@ -176,6 +183,7 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
             _ => Ok(()),
         },
         Duty::Swap(file) => crate::swap::end(file),
+        Duty::Zram(number) => crate::zram::end(*number),
         Duty::Cgroup(dir) => remove_cgroup(dir),
         Duty::Ksm(knobs) => KsmKnobs(knobs.clone()).put_back().context("cannot set KSM as it was"),
         Duty::Quietly => Ok(()),

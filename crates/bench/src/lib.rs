@@ -28,6 +28,7 @@ mod start;
 mod swap;
 mod synthetic;
 pub mod workload;
+mod zram;
 
 pub use balance::{SmallHost, Storm, make_storm};
 pub use guardian::Guardian;

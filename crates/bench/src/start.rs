@@ -22,6 +22,7 @@ mod scene;
 mod storm;
 
 pub use density::private_ram_bytes;
+pub(crate) use scene::{Guests, Scene};
 pub use storm::Storms;
 
 use crate::guardian::Guardian;
@@ -38,7 +39,6 @@ use density::{Before, Density};
 use lab::Image;
 use memory::Memory;
 use restored::{Folded, Restored};
-use scene::{Guests, Scene};
 use serde::Serialize;
 use std::io::Write;
 use std::path::Path;

@@ -25,8 +25,9 @@ impl Swap {
         let zeros = vec![0; 1 << 20];
         (0..mib).try_for_each(|_| file.write_all(&zeros)).and_then(|()| file.sync_all()).with_context(cannot)?;
         let swap = Self(path);
-        run("mkswap", &swap.0)?;
-        run("swapon", &swap.0).context("swap needs a file on a disk: set TMPDIR to a directory that is no tmpfs")?;
+        let path = swap.0.to_str().context("a path that is not UTF-8")?;
+        run("mkswap", &[path])?;
+        run("swapon", &[path]).context("swap needs a file on a disk: set TMPDIR to a directory that is no tmpfs")?;
         Ok(swap)
     }
 }
@@ -43,10 +44,8 @@ impl Drop for Swap {
 /// # Errors
 /// There is too little memory for what is swapped out, or the file cannot be removed.
 pub(crate) fn end(path: &Path) -> anyhow::Result<()> {
-    let swaps = fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
-    let escaped = path.to_string_lossy().replace(' ', "\\040");
-    if swaps.lines().any(|line| line.split_whitespace().next() == Some(&escaped)) {
-        run("swapoff", path)?;
+    if is_on(path)? {
+        run("swapoff", &[path.to_str().context("a path that is not UTF-8")?])?;
     }
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -56,10 +55,24 @@ pub(crate) fn end(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn run(program: &str, path: &Path) -> anyhow::Result<()> {
-    let output = Command::new(program).arg(path).output().with_context(|| format!("cannot run {program}"))?;
+/// Whether the host swaps to this file or device.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(crate) fn is_on(path: &Path) -> anyhow::Result<bool> {
+    let swaps = fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
+    let escaped = path.to_string_lossy().replace(' ', "\\040");
+    Ok(swaps.lines().any(|line| line.split_whitespace().next() == Some(&escaped)))
+}
+
+/// Runs a program, and waits for its end.
+///
+/// # Errors
+/// It fails; the error has its words.
+pub(crate) fn run(program: &str, words: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new(program).args(words).output().with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
-        bail!("{program} {}: {}", path.display(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{program} {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

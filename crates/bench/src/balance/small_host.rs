@@ -4,6 +4,7 @@ use crate::guardian::Guardian;
 use anyhow::Context;
 use host::MemoryLimits;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The control group. Its processes are killed when it has no memory left, and no other process is.
@@ -83,6 +84,61 @@ impl SmallHost {
     pub fn available_bytes(&self) -> anyhow::Result<u64> {
         let (_, left) = self.limits.bound_and_left(&self.group).context("the control group has no limit")?;
         Ok(left)
+    }
+
+    /// Memory that its processes hold, without files' pages that the kernel can read again.
+    ///
+    /// # Errors
+    /// It has no limit.
+    pub fn held_bytes(&self) -> anyhow::Result<u64> {
+        let room = self.limits.room_bytes(&self.group).context("the control group has no limit")?;
+        Ok(self.limit_bytes()?.saturating_sub(room))
+    }
+
+    /// Its limit.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn limit_bytes(&self) -> anyhow::Result<u64> {
+        let read = |name| fs::read_to_string(self.dir.join(name));
+        let text = read("memory.limit_in_bytes").or_else(|_| read("memory.max"))?;
+        Ok(text.trim().parse()?)
+    }
+
+    /// Has the kernel take memory back, as far as it can: by `memory.reclaim`. Version 1 of control groups has no such file.
+    /// There the limit is lowered for a moment, and nobody is killed meanwhile.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn reclaim(&self, bytes: u64) -> anyhow::Result<()> {
+        let write = |name: &str, words: &str| match fs::write(self.dir.join(name), words) {
+            // The kernel got less than it was asked for.
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ResourceBusy) => Ok(()),
+            done => done.with_context(|| format!("cannot write {}", self.dir.join(name).display())),
+        };
+        if self.dir.join("memory.reclaim").exists() {
+            return write("memory.reclaim", &bytes.to_string());
+        }
+        let limit = self.limit_bytes()?;
+        write("memory.oom_control", "1")?;
+        let lowered = write("memory.limit_in_bytes", &self.used_bytes()?.saturating_sub(bytes).to_string());
+        self.limit(limit)?;
+        write("memory.oom_control", "0")?;
+        lowered
+    }
+
+    /// Has the kernel swap nothing of the group, or as usual.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn swap(&self, may_swap: bool) -> anyhow::Result<()> {
+        let (v1, v2) = (self.dir.join("memory.swappiness"), self.dir.join("memory.swap.max"));
+        let (file, words) = if v1.exists() {
+            (v1, if may_swap { "100" } else { "0" })
+        } else {
+            (v2, if may_swap { "max" } else { "0" })
+        };
+        fs::write(&file, words).with_context(|| format!("cannot write {}", file.display()))
     }
 
     /// Processes that were killed for want of memory.

@@ -69,8 +69,20 @@ impl Guests<'_> {
 }
 
 impl Scene {
-    /// Makes the template.
+    /// Makes the template, its first clone, and the file to restore from.
     pub fn prepare(image: Image, dir: &Path) -> anyhow::Result<Self> {
+        let scene = Self::of(image, dir)?;
+        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
+        scene.make("first", 1, 0, None)?;
+        scene.save(None)?;
+        Ok(scene)
+    }
+
+    /// Makes the template.
+    ///
+    /// # Errors
+    /// The guest does not come up.
+    pub fn of(image: Image, dir: &Path) -> anyhow::Result<Self> {
         let dir = dir.join(if image == Image::Tiny { "t" } else { "d" });
         let cache = Cache::open(&lab::cache_dir()?)?;
         let memory_bytes = (image == Image::Tiny).then_some(128 << 20);
@@ -90,11 +102,7 @@ impl Scene {
         let (store, clones) = (Store::open(&dir.join("templates")), Clones::open(&dir.join("c")));
         let template = store.create(GROUP, NAME, &source)?;
         let template_dir = store.dir_of(GROUP, NAME);
-        let scene = Self { image, clones, store, source, template, template_dir, dir };
-        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
-        scene.make("first", 1, 0, None)?;
-        scene.save(None)?;
-        Ok(scene)
+        Ok(Self { image, clones, store, source, template, template_dir, dir })
     }
 
     pub const fn name(&self) -> &'static str {
