@@ -112,6 +112,8 @@ pub struct GuestFacts {
     pub beside_bytes: u64,
     /// Its part of its group's net savings.
     pub saved_bytes: i64,
+    /// Whether its balloon device lets it report free pages, which its host takes at once.
+    pub reports_free_pages: bool,
     /// Behaviour of its balloon driver.
     pub driver: DriverState,
     /// Bytes a second that its balloon was seen to take.

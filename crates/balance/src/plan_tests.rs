@@ -35,7 +35,7 @@ prop_compose! {
             actual_bytes: actual, target_bytes: target, cgroup_left_bytes: None, resident_bytes: resident, folded_bytes: folded,
             swapped_bytes: swapped, saved_bytes: saved,
             driver: if driver < 4 { DriverState::Works } else { DriverState::Lies }, withdrawal_bytes_per_s: rate, claims,
-            faults_by_size: curve,
+            faults_by_size: curve, reports_free_pages: group == 1,
             ..GuestFacts::default()
         }
     }

@@ -3,11 +3,13 @@
 mod entitlement;
 mod equal;
 mod group;
+mod reporting;
 mod working_set;
 
 pub use entitlement::Entitlement;
 pub use equal::Equal;
 pub use group::Group;
+pub use reporting::{Reporting, better_by_bytes as reporting_better_by_bytes};
 pub use working_set::WorkingSet;
 
 use crate::facts::Facts;
@@ -32,7 +34,7 @@ pub trait Policy {
 }
 
 /// Names of the policies that a service can have.
-pub const NAMES: [&str; 4] = ["working-set", "group", "entitlement", "equal"];
+pub const NAMES: [&str; 5] = ["working-set", "group", "entitlement", "equal", "reporting"];
 
 /// The policy of this name.
 pub fn named(name: &str) -> Option<&'static dyn Policy> {
@@ -41,6 +43,7 @@ pub fn named(name: &str) -> Option<&'static dyn Policy> {
         "group" => Some(&Group),
         "entitlement" => Some(&Entitlement),
         "equal" => Some(&Equal),
+        "reporting" => Some(&Reporting),
         _ => None,
     }
 }

@@ -53,6 +53,7 @@ impl World {
             let resident = (program.used * M).min(*size);
             let mut guest = guest(&format!("vm{n}"), program.ram * M, program.guaranteed * M);
             guest.group = format!("g{}", n % 2);
+            guest.reports_free_pages = n % 3 == 0;
             (guest.actual_bytes, guest.resident_bytes) = (*size, resident);
             guest.folded_bytes = resident / 100 * program.shared_percent;
             guest.saved_bytes = guest.folded_bytes as i64;

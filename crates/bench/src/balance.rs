@@ -4,6 +4,7 @@
 //!   policies: memory is taken of the host, under each policy in turn (policies.rs)
 //!   storm:  every guest writes all its folded pages at once, and the host is nearly full (storm.rs)
 //!   idle:   processor time of a service with 50 guests (idle.rs)
+//!   stall:  a guest writes at once after it was given memory back (stall.rs)
 //!   faults: guests start -> faults are made -> pagefold balance withdraws every loan -> more faults -> all is healed
 //! ```
 //!
@@ -17,6 +18,7 @@ mod load;
 mod policies;
 mod rig;
 mod small_host;
+mod stall;
 mod storm;
 
 pub(crate) use rig::{PATIENCE, Rig, group, on_all};
@@ -34,7 +36,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Policies that can be compared: our own, and those of other programs.
-const POLICIES: [&str; 7] = ["working-set", "group", "entitlement", "equal", "mom", "proxmox", "squeezed"];
+const POLICIES: [&str; 8] = ["working-set", "group", "entitlement", "equal", "reporting", "mom", "proxmox", "squeezed"];
 
 /// Arguments of `pagefold bench balance`.
 #[derive(clap::Args)]
@@ -45,8 +47,8 @@ Examples:
   pagefold bench balance --only policies --system debian
   pagefold bench balance --json")]
 pub struct Args {
-    /// Only this part; `idle` is measured in no other way
-    #[arg(long, value_name = "PART", value_parser = ["policies", "storm", "faults", "idle"])]
+    /// Only this part; `idle` and `stall` are measured in no other way
+    #[arg(long, value_name = "PART", value_parser = ["policies", "storm", "faults", "idle", "stall"])]
     only: Option<String>,
     /// Policies to compare
     #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', value_parser = POLICIES)]
@@ -79,6 +81,8 @@ struct Bench {
     faults: Option<Vec<faults::Figures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     idle: Option<idle::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stall: Option<Vec<stall::Figures>>,
 }
 
 /// Runs the bench and prints its result.
@@ -101,6 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         out.write_all(storm.map_or_else(String::new, storm::Figures::text).as_bytes())?;
         out.write_all(bench.idle.as_ref().map_or_else(String::new, idle::Figures::text).as_bytes())?;
         out.write_all(faults.map_or_else(String::new, |faults| faults::text(faults)).as_bytes())?;
+        out.write_all(bench.stall.as_deref().map_or_else(String::new, stall::text).as_bytes())?;
     }
     let is_good = bench.policies.as_ref().is_none_or(|tried| tried.len() == args.policies().len());
     let is_good = is_good && bench.idle.iter().all(idle::Figures::is_good);
@@ -137,6 +142,7 @@ impl Args {
         } else {
             None
         };
-        Ok(Bench { policies, storm, faults, idle })
+        let stall = if self.only.as_deref() == Some("stall") { Some(stall::run(&part("w")?, guardian)?) } else { None };
+        Ok(Bench { policies, storm, faults, idle, stall })
     }
 }

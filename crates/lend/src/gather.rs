@@ -268,6 +268,7 @@ impl Gatherer {
             beside_bytes,
             swapped_bytes,
             saved_bytes: saved.guests.get(&pid).copied().unwrap_or(0),
+            reports_free_pages: guest.facts.qemu.as_ref().is_some_and(|qemu| qemu.free_page_reporting),
             driver: watched.state_if(is_parked),
             withdrawal_bytes_per_s: watched.driver.withdrawal_bytes_per_s().unwrap_or(UNSEEN_BYTES_PER_S),
             claims: watched.claims(),

@@ -19,7 +19,7 @@ pub const RAM: u64 = 192 << 20;
 /// Guaranteed size of each guest: 112 MiB.
 pub const KEPT: u64 = 112 << 20;
 /// Its guests take memory back before their kernels kill for want of it.
-const BALLOON: &str = "virtio-balloon-pci,deflate-on-oom=on";
+pub const BALLOON: &str = "virtio-balloon-pci,deflate-on-oom=on";
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Number of guests that may take no longer together than one alone.
@@ -89,7 +89,16 @@ impl Rig {
     /// # Errors
     /// They do not come up.
     pub fn up(&self, guests: usize, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
-        let words = ["-device", BALLOON].iter().chain(qemu_args);
+        self.up_with(guests, BALLOON, qemu_args)
+    }
+
+    /// Adds guests with this balloon device.
+    ///
+    /// # Errors
+    /// They do not come up.
+    pub fn up_with(&self, guests: usize, balloon: &str, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
+        let words = ["-device", balloon];
+        let words = words.iter().chain(qemu_args);
         let spec = Spec {
             guests,
             groups: vec![self.group.clone()],

@@ -69,7 +69,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   control = false                  # true: settings can be changed there, too
 
   [balance]                        # optional: memory is lent between guests, see docs/balance.md
-  policy = \"working-set\"           # or group, entitlement, equal
+  policy = \"working-set\"           # or group, entitlement, equal, reporting
   admit = \"strict\"                 # or likely, none: how guests are admitted (pagefold admit)
   every = 5                        # seconds between two rounds
   floor = \"1G\"                    # memory that is never lent

@@ -29,6 +29,8 @@ pub struct Answer<'a> {
 pub struct Explained {
     offers: Vec<ShownOffer>,
     wishes: Vec<ShownWish>,
+    /// Memory that balloons keep from guests that report free pages, if the policy `reporting` is the better one.
+    reporting_better_by_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -83,7 +85,8 @@ impl Explained {
             part_in_frames: offer.part_in_frames,
         });
         let wishes = wishes.into_iter().enumerate().map(|(n, wish)| ShownWish { guest: id(n), wish });
-        Self { offers: offers.collect(), wishes: wishes.collect() }
+        let reporting_better_by_bytes = balance::policy::reporting_better_by_bytes(facts);
+        Self { offers: offers.collect(), wishes: wishes.collect(), reporting_better_by_bytes }
     }
 }
 
@@ -181,6 +184,13 @@ impl Explained {
         let _ = writeln!(text, "\nthe policy wants:");
         for ShownWish { guest, wish } in &self.wishes {
             let _ = writeln!(text, "{}: {}: {}", cli::printable(guest), bytes(wish.size_bytes), wish.reason);
+        }
+        if let Some(kept) = self.reporting_better_by_bytes {
+            let kept = bytes(kept);
+            let _ = writeln!(
+                text,
+                "\nthe policy reporting is better now: the host has to spare the {kept} that balloons keep from guests which report free pages"
+            );
         }
     }
 }
