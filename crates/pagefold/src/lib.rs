@@ -82,9 +82,6 @@ enum Command {
     Save(cmd::clone::SaveArgs),
     /// Go on with a clone that was saved
     Restore(cmd::clone::RestoreArgs),
-    /// Folds the pages of one group
-    #[command(hide = true)]
-    Worker(cmd::worker::Args),
     /// Real guests to try Pagefold on
     Lab(cmd::apart::Args),
     /// Measure Pagefold itself
@@ -131,7 +128,6 @@ pub fn main() -> ExitCode {
         Command::Park(args) => cmd::park::park(&args),
         Command::Wake(args) => cmd::park::wake(&args),
         Command::Migrate(args) => cmd::migrate::run(&args),
-        Command::Worker(args) => cmd::worker::run(&args),
         Command::Sketch(args) => cmd::place::run(&["sketch"], &args.words),
         Command::Place(args) => cmd::place::run(&["place"], &args.words),
         Command::Fleet(args) => cmd::place::run(&["fleet"], &args.words),

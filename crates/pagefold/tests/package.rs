@@ -23,6 +23,7 @@ const FILES: [&str; 35] = [
     "usr/lib/pagefold/pagefold-place",
     "usr/lib/pagefold/pagefold-prove",
     "usr/lib/pagefold/pagefold-web",
+    "usr/lib/pagefold/pagefold-worker",
     "usr/lib/sysctl.d/60-pagefold.conf",
     "usr/lib/systemd/system/pagefold.service",
     "usr/lib/systemd/system/pagefold-enrol.service",

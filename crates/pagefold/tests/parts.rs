@@ -3,7 +3,7 @@
 mod common;
 
 use common::not_root;
-use common::supervised::{Installed, wait_for};
+use common::supervised::{Installed, signal, wait_for};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -38,6 +38,36 @@ fn parts_that_are_missing_or_belong_elsewhere_are_named_and_not_started() {
     let refused = || installed.log().contains("does not belong to this Pagefold");
     wait_for("the reason is in the log", || refused().then_some(()));
     assert!(!installed.log().contains("prover started"), "{}", installed.log());
+}
+
+/// Puts a program of another version in the place of the worker's.
+fn upgrade_worker(installed: &Installed) {
+    let next = installed.path("next");
+    fs::write(&next, "#!/bin/sh\necho 'pagefold-worker 9.9.9 (release build)'\n").expect("write a program");
+    fs::set_permissions(&next, Permissions::from_mode(0o755)).expect("make it a program");
+    fs::rename(next, installed.path("pagefold-worker")).expect("replace the program");
+}
+
+#[test]
+fn worker_that_ends_after_an_upgrade_is_started_again_as_it_was() {
+    if not_root() {
+        return;
+    }
+    let installed = Installed::new();
+    let supervisor = installed.serve(CONFIG, &["--stop-workers"]);
+    let mut member = installed.member("acme", "m1");
+    assert!(member.connects(&installed));
+    let first = installed.worker("acme");
+    upgrade_worker(&installed);
+    signal(first, "KILL");
+    wait_for("another worker runs", || (installed.worker("acme") != first).then_some(()));
+    assert!(!installed.log().contains("does not belong"), "{}", installed.log());
+    drop(member);
+    supervisor.terminate();
+    // The next service is of the old version still, and does not start with the new worker.
+    let serve = installed.pagefold(&["serve", "--dir", &installed.text("other")]);
+    let said = String::from_utf8_lossy(&serve.stderr).into_owned();
+    assert!(!serve.status.success() && said.contains("does not belong to this Pagefold"), "{said}");
 }
 
 #[test]

@@ -95,6 +95,7 @@ fn service_with_the_rights_of_its_unit_balances_and_pauses_another_users_vm() {
     let (program, next) = (dir.path().join("pagefold"), dir.path().join("next"));
     let built = PathBuf::from(env!("CARGO_BIN_EXE_pagefold"));
     copy_program(&built, &program);
+    copy_program(&built.with_file_name("pagefold-worker"), &dir.path().join("pagefold-worker"));
     let config = format!(
         "[balance]\nevery = 1\nfloor = '32M'\nwithin = '{}'\nowners = [{OWNER}]\n[[guest]]\nname = '{name}'\nguaranteed = '48M'\n",
         cgroup_path(&group)

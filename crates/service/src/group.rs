@@ -13,6 +13,7 @@
 
 use super::backoff::Backoff;
 use super::config::GroupConfig;
+use super::helper::Held;
 use super::segments::Segments;
 use super::worker::Worker;
 use act::CgroupHome;
@@ -225,8 +226,8 @@ impl Group {
 
     /// Starts the worker, as user `uid` if that is given. `no_home` gets the reason why it has no control group of its
     /// own.
-    pub fn start(&mut self, place: &Place, uid: Option<u32>, no_home: &mut Option<String>) {
-        match Worker::start(place, &self.name, uid, no_home) {
+    pub fn start(&mut self, program: &Held, place: &Place, uid: Option<u32>, no_home: &mut Option<String>) {
+        match Worker::start(program, place, (&self.name, uid), no_home) {
             Ok(worker) => {
                 let user = uid.map_or(String::new(), |uid| format!(", user {uid}"));
                 note!("group {}: worker started: process {}{user}", self.name, worker.process.pid);

@@ -1,10 +1,12 @@
-//! Programs that are started beside workers: the prover, the web side, and the one that attaches.
+//! Programs that the supervisor starts: workers, the prover, the web side, and the one that attaches.
 //!
 //! Each helper tells its version, its commit and its kind of build. A helper of another build is not started, because
 //! messages between the two could have another meaning.
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::WaitStatus;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,16 +26,48 @@ pub fn end_in_words(status: WaitStatus) -> String {
 /// The helper is not there (`NotFound`), or is of another build.
 pub fn program(name: &str) -> io::Result<PathBuf> {
     let path = find(name)?;
-    let told = version_of(&path)?;
+    check(name, &path, &path)?;
+    Ok(path)
+}
+
+/// Checks that `program`, which lies at `path`, belongs to this program.
+fn check(name: &str, program: &Path, path: &Path) -> io::Result<()> {
+    let told = version_of(program)?;
     let (told, own) = (cli::printable(told.trim()), cli::version());
     if told == format!("{name} {own}") {
-        return Ok(path);
+        return Ok(());
     }
     let path = path.display();
     let why = format!(
         "{path} says that it is {told:?}, and does not belong to this Pagefold, {own}: install both from one package"
     );
     Err(io::Error::other(why))
+}
+
+/// A helper of the build that this program is of, also after an upgrade has put another one at its path.
+#[derive(Debug)]
+pub struct Held(OwnedFd);
+
+impl Held {
+    /// Finds a helper that belongs to this program, and holds its file.
+    ///
+    /// # Errors
+    /// The helper is not there (`NotFound`), or is of another build.
+    pub fn find(name: &str) -> io::Result<Self> {
+        let path = find(name)?;
+        let held = Self(open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+        check(name, &held.path(), &path)?;
+        Ok(held)
+    }
+
+    /// A command of the helper's. It is to be started by this process.
+    pub fn command(&self) -> Command {
+        Command::new(self.path())
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
 }
 
 fn version_of(path: &Path) -> io::Result<String> {

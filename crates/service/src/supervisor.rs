@@ -7,6 +7,7 @@ use super::decide;
 use super::entrances::{Entrance, Entrances, To};
 use super::group::{Group, Heard};
 use super::handed::Handed;
+use super::helper::Held;
 use super::hidden;
 use super::park_config::Park;
 use super::prover::Prover;
@@ -19,7 +20,7 @@ use super::templates;
 use super::trail::Trail;
 use super::trouble;
 use super::web::Web;
-use super::worker::Worker;
+use super::worker::{self, Worker};
 use act::{CgroupHome, FileStore};
 use anyhow::Context;
 use api::ask::MemberLine;
@@ -69,6 +70,8 @@ pub struct Supervisor {
     registry: Registry,
     clients: Clients,
     options: Options,
+    /// The program of its workers.
+    worker: Held,
     entrances: Entrances,
     handed: Handed,
     prover: Prover,
@@ -91,10 +94,11 @@ impl Supervisor {
     /// Begins to serve at `place`, and takes over the state and the workers of an earlier supervisor.
     ///
     /// # Errors
-    /// Sockets cannot be made at the place.
+    /// Sockets cannot be made at the place, or the program of workers is missing.
     pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
         // The service manager of a private service is that of the member which started it.
         let (store, files) = if options.private { Default::default() } else { FileStore::take() };
+        let worker = Held::find(worker::PROGRAM).with_context(|| format!("cannot find {}", worker::PROGRAM))?;
         let signals = Signals::catch().context("cannot catch signals")?;
         act::raise_open_files_limit();
         let state = State::read(&place.state_file())?;
@@ -110,6 +114,7 @@ impl Supervisor {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
             options,
+            worker,
             entrances,
             handed: Handed::default(),
             prover,
@@ -466,7 +471,7 @@ impl Supervisor {
             let (place, mut no_home) = (self.registry.place.clone(), None);
             let group = self.registry.group(&name);
             match uid {
-                Ok(uid) => group.start(&place, uid, &mut no_home),
+                Ok(uid) => group.start(&self.worker, &place, uid, &mut no_home),
                 Err(why) => group.not_started(&why),
             }
             if let Some(why) = no_home.filter(|_| !std::mem::replace(&mut self.said_no_home, true)) {

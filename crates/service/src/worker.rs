@@ -1,5 +1,6 @@
 //! One worker process, and the connection to it.
 
+use super::helper::Held;
 use act::CgroupHome;
 use anyhow::Context;
 use api::control::{CONTROL_BYTES, News, Order};
@@ -10,7 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -36,20 +37,28 @@ pub struct Worker {
     waiting: VecDeque<Waiting>,
 }
 
+/// The program of workers.
+pub const PROGRAM: &str = "pagefold-worker";
+
 impl Worker {
     /// Starts a worker for `group`, as user `uid` if that is given, and connects to it. `no_home` gets the reason why
     /// it has no control group of its own.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(place: &Place, group: &str, uid: Option<u32>, no_home: &mut Option<String>) -> anyhow::Result<Self> {
+    pub fn start(
+        program: &Held,
+        place: &Place,
+        (group, uid): (&str, Option<u32>),
+        no_home: &mut Option<String>,
+    ) -> anyhow::Result<Self> {
         // The socket has its name before the process starts: if this supervisor dies, the next one finds the worker.
         let path = place.worker_socket(group);
         let listener = SeqpacketListener::bind(&path, Files::Taken)?;
         let socket = connect(&path)?;
         let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
-        let mut command = Command::new(cli::OWN_PROGRAM);
-        command.arg0("pagefold").args(["worker", "--group", group, "--supervisor-uid", &own_uid().to_string()]);
+        let mut command = program.command();
+        command.arg0(PROGRAM).args(["--group", group, "--supervisor-uid", &own_uid().to_string()]);
         command.arg("--prover").arg(place.prove_socket());
         if let Some(uid) = uid {
             command.args(["--uid", &uid.to_string()]);

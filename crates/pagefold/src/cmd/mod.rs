@@ -27,4 +27,3 @@ pub mod stop;
 pub mod template;
 pub mod top;
 mod which;
-pub mod worker;

@@ -54,6 +54,7 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
         "pagefold",
         "pagefold-lab",
         "storms",
+        "pagefold-worker",
         "pagefold-prove",
         "pagefold-web",
         "pagefold-attach",

@@ -207,12 +207,12 @@ impl Service {
 
     /// The process of a group's worker, if it has one.
     pub fn worker_pid(&self, group: &str) -> Option<u32> {
-        let words = ["worker".to_owned(), "--group".to_owned(), self.group(group)];
+        let words = ["pagefold-worker".to_owned(), "--group".to_owned(), self.group(group)];
         let pids =
             fs::read_dir("/proc").expect("list /proc").filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok());
         pids.into_iter().find(|pid: &u32| {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split('\0').skip(1).take(3).eq(words.iter().map(String::as_str))
+            line.split('\0').take(3).eq(words.iter().map(String::as_str))
         })
     }
 

@@ -6,7 +6,8 @@ use std::io;
 use std::path::Path;
 
 /// Programs beside this one, and what is lacking without them.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
+    ("pagefold-worker", "there is no service"),
     ("pagefold-prove", "broken pages are not folded again, and children are followed by their parents alone"),
     ("pagefold-web", "there is no HTTP"),
     ("pagefold-attach", "no process that runs can be attached"),
