@@ -117,7 +117,7 @@ pub fn main() -> ExitCode {
         Command::Detach(args) => cmd::attach::detach(&args),
         Command::Stop(args) => cmd::stop::run(&args),
         Command::Enrol(args) => cmd::enrol::run(&args),
-        Command::Serve(args) => cmd::serve::run(args),
+        Command::Serve(args) => cmd::serve::run(&args),
         Command::Config(args) => cmd::config::run(&args),
         Command::Group(args) => cmd::group::run(&args),
         Command::Top(args) => cmd::top::run(&args),

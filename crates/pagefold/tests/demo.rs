@@ -41,9 +41,15 @@ impl Tree {
             fs::copy(root.join(file), tree.path(file)).expect("copy from the tree");
         }
         let program = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-        for name in
-            ["pagefold", "pagefold-lab", "libpagefold.so", "pagefold-worker", "pagefold-prove", "pagefold-attach"]
-        {
+        for name in [
+            "pagefold",
+            "pagefold-lab",
+            "libpagefold.so",
+            "pagefoldd",
+            "pagefold-worker",
+            "pagefold-prove",
+            "pagefold-attach",
+        ] {
             fs::copy(program.with_file_name(name), tree.path("target/release").join(name))
                 .expect("copy what was built");
         }

@@ -191,8 +191,8 @@ fn processes_that_run_and_that_start_later_are_enrolled_by_one_rule() {
     }
 }
 
-/// Parts of the service whose processor time is told apart, by a word of their first two arguments: `serve` is the supervisor's.
-const PARTS: [&str; 5] = ["serve", "enrol", "pagefold-prove", "worker", ATTACHER];
+/// Parts of the service whose processor time is told apart, by a word of their first two arguments.
+const PARTS: [&str; 5] = ["pagefoldd", "enrol", "pagefold-prove", "worker", ATTACHER];
 /// Bounds of the service: percents of a processor without the worker, and MiB of private memory beside the index. The
 /// worker takes more: see docs/performance.md.
 const AT_REST: [f64; 2] = [1.0, 64.0];

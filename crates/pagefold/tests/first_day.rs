@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 const CONFIG: &str = "[api]\ngroup = 'nogroup'\n[balance]\nevery = 1\n[[group]]\nname = 'acme'\n";
 /// Programs, and the place of each in the package.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("pagefold", "usr/bin"),
     ("pagefold-lab", "usr/bin"),
+    ("pagefoldd", "usr/lib/pagefold"),
     ("pagefold-worker", "usr/lib/pagefold"),
     ("pagefold-prove", "usr/lib/pagefold"),
     ("pagefold-web", "usr/lib/pagefold"),

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 35] = [
+const FILES: [&str; 36] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
@@ -24,6 +24,7 @@ const FILES: [&str; 35] = [
     "usr/lib/pagefold/pagefold-prove",
     "usr/lib/pagefold/pagefold-web",
     "usr/lib/pagefold/pagefold-worker",
+    "usr/lib/pagefold/pagefoldd",
     "usr/lib/sysctl.d/60-pagefold.conf",
     "usr/lib/systemd/system/pagefold.service",
     "usr/lib/systemd/system/pagefold-enrol.service",

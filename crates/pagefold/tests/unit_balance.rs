@@ -95,7 +95,9 @@ fn service_with_the_rights_of_its_unit_balances_and_pauses_another_users_vm() {
     let (program, next) = (dir.path().join("pagefold"), dir.path().join("next"));
     let built = PathBuf::from(env!("CARGO_BIN_EXE_pagefold"));
     copy_program(&built, &program);
-    copy_program(&built.with_file_name("pagefold-worker"), &dir.path().join("pagefold-worker"));
+    for name in ["pagefoldd", "pagefold-worker"] {
+        copy_program(&built.with_file_name(name), &dir.path().join(name));
+    }
     let config = format!(
         "[balance]\nevery = 1\nfloor = '32M'\nwithin = '{}'\nowners = [{OWNER}]\n[[guest]]\nname = '{name}'\nguaranteed = '48M'\n",
         cgroup_path(&group)
@@ -103,9 +105,11 @@ fn service_with_the_rights_of_its_unit_balances_and_pauses_another_users_vm() {
     let _service = serve(&program, dir.path(), &config);
     let log = || fs::read_to_string(dir.path().join("log")).expect("the log");
     wait_for_within(PATIENCE, "the balancer runs", || log().contains("balancing memory between guests").then_some(()));
-    // An upgrade: the service's own program has no name any more.
-    copy_program(&built, &next);
-    fs::rename(&next, &program).expect("replace the program");
+    // An upgrade: programs of the service have no name any more.
+    for name in ["pagefold", "pagefoldd"] {
+        copy_program(&built.with_file_name(name), &next);
+        fs::rename(&next, dir.path().join(name)).expect("replace the program");
+    }
     // Somebody takes most of the memory.
     let taken = format!("/dev/shm/pagefold-test-{name}");
     let _remove = Afterwards::run(&format!("rm -f {taken}"));

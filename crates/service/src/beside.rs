@@ -12,19 +12,22 @@
 //! allowed. Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
 
 use super::backoff::Backoff;
-use super::helper;
+use super::helper::{self, Held};
 use anyhow::Context;
 use api::place::Place;
 use cli::note;
 use host::ProcessId;
 use rustix::process::{Pid, WaitStatus};
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// A command that is kept running, or that is not wanted at present.
 pub struct Beside {
     place: Place,
+    /// The program of its command.
+    pagefold: Rc<Held>,
     /// Its work, in words.
     work: &'static str,
     /// Its arguments; `None`: it is not wanted.
@@ -36,9 +39,9 @@ pub struct Beside {
 
 impl Beside {
     /// A command that is not started yet, for this work. It is not started while `arguments` are `None`.
-    pub fn new(place: &Place, work: &'static str, arguments: Option<Vec<String>>) -> Self {
+    pub fn new(place: &Place, pagefold: &Rc<Held>, work: &'static str, arguments: Option<Vec<String>>) -> Self {
         let (since, backoff) = (Instant::now(), Backoff::default());
-        Self { place: place.clone(), work, arguments, process: None, since, backoff }
+        Self { place: place.clone(), pagefold: Rc::clone(pagefold), work, arguments, process: None, since, backoff }
     }
 
     /// Takes over other arguments. A command that runs with the old arguments ends, and is started again.
@@ -75,8 +78,8 @@ impl Beside {
 
     fn spawn(&self) -> anyhow::Result<(ProcessId, ChildStdin)> {
         let arguments = self.arguments.as_ref().context("it is not wanted")?;
-        let mut command = Command::new(cli::OWN_PROGRAM);
-        command.args(arguments).arg("--service").arg(self.place.dir());
+        let mut command = self.pagefold.command();
+        command.arg0("pagefold").args(arguments).arg("--service").arg(self.place.dir());
         // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends this process.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
         let mut child = command.spawn().context("cannot be started")?;

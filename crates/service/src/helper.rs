@@ -77,19 +77,20 @@ fn version_of(path: &Path) -> io::Result<String> {
 }
 
 /// The path of a helper, or of another file that is installed with this program. The file lies beside this program (as
-/// built), or in `../lib/pagefold` relative to it (as packaged).
+/// built), or in `../lib/pagefold` relative to it, or in `../../bin` from there (as packaged).
 ///
 /// # Errors
-/// The file is in neither place (`NotFound`), or the path of this program is not known.
+/// The file is in none of these places (`NotFound`), or the path of this program is not known.
 pub fn find(name: &str) -> io::Result<PathBuf> {
     let own = std::env::current_exe()?;
+    let above = |n: usize, dir: &str| own.ancestors().nth(n).map(|above| above.join(dir).join(name));
     let beside = own.with_file_name(name);
-    let in_library = own.parent().and_then(|dir| dir.parent()).map(|dir| dir.join("lib/pagefold").join(name));
-    if beside.exists() {
-        return Ok(beside);
-    }
-    in_library.filter(|path| path.exists()).ok_or_else(|| {
+    let is_in_library = own.parent().is_some_and(|dir| dir.ends_with("lib/pagefold"));
+    let above_library = above(3, "bin").filter(|_| is_in_library);
+    let places = [Some(beside.clone()), above(2, "lib/pagefold"), above_library];
+    places.into_iter().flatten().find(|path| path.exists()).ok_or_else(|| {
         let (beside, kind) = (beside.display(), io::ErrorKind::NotFound);
-        io::Error::new(kind, format!("neither {beside} is there, nor a file of that name in ../lib/pagefold"))
+        let also = "nor a file of that name in ../lib/pagefold or ../../bin";
+        io::Error::new(kind, format!("neither {beside} is there, {also}"))
     })
 }

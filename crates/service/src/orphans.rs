@@ -15,8 +15,8 @@ const ORPHANED: Duration = Duration::from_secs(30);
 pub fn end_orphans_later(place: &Place) {
     keep_files_from_children();
     let started = Command::new(cli::OWN_PROGRAM)
-        .arg0("pagefold")
-        .args(["serve", "--end-orphans", "--dir"])
+        .arg0("pagefoldd")
+        .args(["--end-orphans", "--dir"])
         .arg(place.dir())
         .stdin(Stdio::null())
         .stdout(Stdio::null())

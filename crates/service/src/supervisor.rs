@@ -98,18 +98,24 @@ impl Supervisor {
     pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
         // The service manager of a private service is that of the member which started it.
         let (store, files) = if options.private { Default::default() } else { FileStore::take() };
-        let worker = Held::find(worker::PROGRAM).with_context(|| format!("cannot find {}", worker::PROGRAM))?;
+        let held = |name| Held::find(name).with_context(|| format!("cannot find {name}"));
+        let (worker, pagefold) = (held(worker::PROGRAM)?, Rc::new(held("pagefold")?));
         let signals = Signals::catch().context("cannot catch signals")?;
         act::raise_open_files_limit();
         let state = State::read(&place.state_file())?;
         let entrances = Entrances::new(place.clone())?;
         let prover = Prover::new(&place, !config.without_prover)?;
         let web = Web::new(&place, config.api.as_ref())?;
-        let balancer =
-            Beside::new(&place, "balancing memory between guests", config.balance.as_ref().map(Balance::arguments));
-        let sketcher = Beside::new(&place, "sketching guests", config.sketch.as_ref().map(Sketch::arguments));
-        let parker = Beside::new(&place, "parking idle guests", config.park.as_ref().map(Park::arguments));
-        let enroller = Beside::new(&place, "enrolling processes by rules", None);
+        let balancer = Beside::new(
+            &place,
+            &pagefold,
+            "balancing memory between guests",
+            config.balance.as_ref().map(Balance::arguments),
+        );
+        let sketcher =
+            Beside::new(&place, &pagefold, "sketching guests", config.sketch.as_ref().map(Sketch::arguments));
+        let parker = Beside::new(&place, &pagefold, "parking idle guests", config.park.as_ref().map(Park::arguments));
+        let enroller = Beside::new(&place, &pagefold, "enrolling processes by rules", None);
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),

@@ -1,19 +1,13 @@
-//! `pagefold serve`: the service.
+//! `pagefold serve`: the service, whose supervisor is a program of its own.
 
-use anyhow::{Context, bail};
-use api::place::{Lock, Meant, Place, RULE};
-use cli::exit::{Outcome, Stop};
-use service::config::Config;
-use service::{Options, Supervisor};
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
+use super::place::become_program;
+use api::place::RULE;
+use cli::exit::Outcome;
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-/// Length of a log, in bytes, beyond which a new one is begun.
-const MOST_LOG_BYTES: u64 = 1 << 20;
+/// The program.
+const PROGRAM: &str = "pagefoldd";
 
 /// Arguments of `pagefold serve`.
 #[derive(clap::Args)]
@@ -129,77 +123,28 @@ pub struct Args {
     end_orphans: bool,
 }
 
-/// Longest time to wait for the service's lock: 5 s. If the service before was killed while it started a process, that process holds the
-/// lock until it executes its program.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two attempts at the lock: 20 ms.
-const LOCK_AGAIN: Duration = Duration::from_millis(20);
-
-fn lock_within(place: &Place, patience: Duration) -> anyhow::Result<Option<Lock>> {
-    let end = Instant::now() + patience;
-    loop {
-        let lock = place.lock()?;
-        if lock.is_some() || Instant::now() >= end {
-            return Ok(lock);
-        }
-        std::thread::sleep(LOCK_AGAIN);
-    }
+/// Runs the command: becomes the program of the supervisor.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let remedy = "install all programs from one package, or cargo build -p service";
+    Err(become_program(PROGRAM, remedy, args.words().into_iter()))
 }
 
-/// Runs the command.
-pub fn run(args: Args) -> anyhow::Result<Outcome> {
-    let config = match &args.config {
-        Some(path) => Config::read(path).map_err(Stop::usage)?,
-        None => Config::default(),
-    };
-    let place = Meant::of(args.dir.as_deref(), config.dir.as_deref()).place();
-    if args.detach {
-        return detach(&place, args.linger);
+impl Args {
+    /// The arguments as the supervisor takes them.
+    fn words(&self) -> Vec<OsString> {
+        let value = |name: &str, value: &Option<PathBuf>| -> Vec<OsString> {
+            value.iter().flat_map(|value| [name.into(), value.into()]).collect()
+        };
+        let flags = [
+            ("--stop-workers", self.stop_workers),
+            ("--enrol-apart", self.enrol_apart),
+            ("--private", self.private),
+            ("--detach", self.detach),
+            ("--end-orphans", self.end_orphans),
+        ];
+        let given = flags.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| OsString::from(name));
+        let linger = ["--linger".into(), self.linger.to_string().into()];
+        let values = [value("--config", &self.config), value("--dir", &self.dir)].concat();
+        values.into_iter().chain(given).chain(linger).collect()
     }
-    if args.end_orphans {
-        service::end_orphans(&place)?;
-        return Ok(Outcome::Done);
-    }
-    place.make()?;
-    let patience = if args.private { Duration::ZERO } else { LOCK_PATIENCE };
-    let Some(lock) = lock_within(&place, patience)? else {
-        if args.private {
-            return Ok(Outcome::Done);
-        }
-        bail!("another service runs in {}", place.dir().display());
-    };
-    if args.private {
-        // `setsid` fails if this process leads a session already.
-        let _ = rustix::process::setsid();
-    }
-    let linger = Duration::from_secs(args.linger);
-    let Args { private, stop_workers, enrol_apart, .. } = args;
-    serve(place, config, Options { private, stop_workers, enrol_apart, linger }, lock)
-}
-
-fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Outcome> {
-    Supervisor::new(place, config, options, lock)?.run()?;
-    Ok(Outcome::Done)
-}
-
-/// Starts the service independently of the process that started it.
-fn detach(place: &Place, linger: u64) -> anyhow::Result<Outcome> {
-    let path = place.log_file();
-    let too_long = path.metadata().is_ok_and(|log| log.len() > MOST_LOG_BYTES);
-    let mut open = File::options();
-    open.create(true).mode(0o600).write(true).truncate(too_long).append(!too_long);
-    let log = open.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    act::keep_files_from_children();
-    Command::new("/proc/self/exe")
-        .arg0("pagefold")
-        .args(["serve", "--private", "--linger", &linger.to_string(), "--dir"])
-        .arg(std::path::absolute(place.dir())?)
-        .env_remove("LD_PRELOAD")
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .context("cannot start a service")?;
-    Ok(Outcome::Done)
 }

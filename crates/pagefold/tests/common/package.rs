@@ -54,6 +54,7 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
         "pagefold",
         "pagefold-lab",
         "storms",
+        "pagefoldd",
         "pagefold-worker",
         "pagefold-prove",
         "pagefold-web",

@@ -69,7 +69,7 @@ fn package_balances_a_vm_of_libvirts_and_pauses_it_after_its_program_was_replace
     run_vm(&debian);
     until_promised(&debian, "the balancer looks");
     debian.sh(LOAD);
-    debian.sh("cp /usr/bin/pagefold /usr/bin/next; mv /usr/bin/next /usr/bin/pagefold");
+    debian.sh("for p in /usr/bin/pagefold /usr/lib/pagefold/pagefoldd; do cp $p $p.next; mv $p.next $p; done");
     let program = debian.sh("readlink /proc/$(systemctl show -P MainPID pagefold.service)/exe");
     assert!(program.ends_with("(deleted)"), "it was replaced: {program}");
     debian.sh(STORM);

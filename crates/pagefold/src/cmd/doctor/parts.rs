@@ -6,7 +6,8 @@ use std::io;
 use std::path::Path;
 
 /// Programs beside this one, and what is lacking without them.
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 5] = [
+    ("pagefoldd", "there is no service"),
     ("pagefold-worker", "there is no service"),
     ("pagefold-prove", "broken pages are not folded again, and children are followed by their parents alone"),
     ("pagefold-web", "there is no HTTP"),
