@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 36] = [
+const FILES: [&str; 37] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",

@@ -179,6 +179,9 @@ impl Asked {
     }
 }
 
+/// Guests that have come up: their names, how they are asked, and what ends them if they are clones.
+type Up<'a> = (Vec<(String, Asked)>, Option<Guests<'a>>);
+
 /// Where guests come from.
 enum Source {
     Template(Box<Scene>, Option<start::Folding>),
@@ -264,8 +267,8 @@ impl Herd {
         Ok(Source::Template(Box::new(scene), folding))
     }
 
-    /// Starts guests. Returns their names and how they are asked.
-    fn up<'a>(&self, source: &'a Source, n: usize) -> anyhow::Result<(Vec<(String, Asked)>, Option<Guests<'a>>)> {
+    /// Starts guests.
+    fn up<'a>(&self, source: &'a Source, n: usize) -> anyhow::Result<Up<'a>> {
         match source {
             Source::Template(scene, folding) => {
                 let guests = scene.cloned("p%d", n as u32, folding.as_ref())?;

@@ -47,16 +47,6 @@ impl Shell {
         }
         Ok(())
     }
-
-    /// Milliseconds that an answer takes.
-    ///
-    /// # Errors
-    /// The guest does not answer in time.
-    pub fn answer_ms(&mut self) -> anyhow::Result<f64> {
-        let began = Instant::now();
-        self.answer()?;
-        Ok(ms(began))
-    }
 }
 
 /// Milliseconds since a moment.
