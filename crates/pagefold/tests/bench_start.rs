@@ -35,7 +35,7 @@ fn figures_of_each_way_to_start_a_guest_are_there() {
 }
 
 #[test]
-fn sharing_that_a_restored_process_tree_lacks_is_regained() {
+fn sharing_that_a_restored_process_tree_lacks_is_brought_back() {
     let output = pagefold(&["bench", "start", "--rounds", "0", "--many", "0", "--containers", "2", "--json"]);
     if output.status.code() == Some(3) {
         eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
@@ -49,10 +49,10 @@ fn sharing_that_a_restored_process_tree_lacks_is_regained() {
     // Three processes share what one of them has, and then none shares anything.
     assert!(bytes(restored) > 2.5 * bytes(zygote) && bytes(zygote) > f64::from(32 << 20), "{found}");
     let last = restored["attached"].as_array().and_then(|all| all.last()).expect("a count");
-    assert!(last["regained"].as_f64() > Some(0.1) && bytes(last) < bytes(restored), "{found}");
+    assert!(last["shared_again"].as_f64() > Some(0.1) && bytes(last) < bytes(restored), "{found}");
     if let Some(lxc) = of("lxc") {
         assert!(lxc["all_answered_s"].as_f64() > zygote["all_answered_s"].as_f64(), "{found}");
-        assert!(bytes(lxc) > f64::from(64 << 20) && lxc["attached"][0]["regained"].is_null(), "{found}");
+        assert!(bytes(lxc) > f64::from(64 << 20) && lxc["attached"][0]["shared_again"].is_null(), "{found}");
     } else {
         eprintln!("skipped: containers of LXC: {}", String::from_utf8_lossy(&output.stderr));
     }

@@ -6,8 +6,8 @@
 //!                                      `------- added after the work ------------------------------'
 //! ```
 //!
-//! The arms are those of `bench start --work` ([`memory`]). The first guest has worked before the others come, so that what they add after
-//! their work is not compared with a guest that has done none.
+//! The arms are those of `bench start --work` ([`memory`]). The first guest has worked before the others come: what they
+//! add after their work is not compared with an idle guest.
 
 use super::memory::{self, Side};
 use super::scene::{Guests, Scene};

@@ -58,7 +58,7 @@ pub struct Attached {
     /// Frames of all and of the pool, for each container.
     pub bytes_each: f64,
     /// Part of the sharing that the zygote's containers had before they had copies; absent of containers that never shared.
-    pub regained: Option<f64>,
+    pub shared_again: Option<f64>,
 }
 
 /// Starts so many containers in each way. A way for which the host lacks something is left out.
@@ -100,7 +100,7 @@ pub fn run(n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Vec<Co
 /// Whether nearly all of the sharing is there again; of containers that never shared, whether their frames become no fewer.
 fn is_settled(attached: &[Attached]) -> bool {
     match attached {
-        [.., Attached { regained: Some(part), .. }] => *part > ALL,
+        [.., Attached { shared_again: Some(part), .. }] => *part > ALL,
         [.., before, last] => last.bytes_each > before.bytes_each * ALL,
         _ => false,
     }
@@ -146,9 +146,9 @@ fn attach(
     for seconds in COUNTS {
         sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
         let now = frames(pids, &service.own_pids()?)?;
-        let regained = sharing.map(|(shared, copied)| (copied as f64 - now as f64) / (copied as f64 - shared as f64));
+        let shared_again = sharing.map(|(shared, copied)| (copied as f64 - now as f64) / (copied as f64 - shared as f64));
         let bytes_each = page::pages_to_bytes(now) as f64 / f64::from(n);
-        attached.push(Attached { seconds, bytes_each, regained });
+        attached.push(Attached { seconds, bytes_each, shared_again });
         if is_settled(&attached) {
             break;
         }

@@ -117,8 +117,8 @@ impl Side {
         self.merger().map_or(Ok(()), |merger| merger.off())
     }
 
-    /// The frames of the processes `pids` and of the pool, but for the file `template`, and the pages that merging or cloning saves beyond
-    /// those of the template.
+    /// Frames of the processes `pids` and of the pool, without the file `template`. With them the pages that merging or cloning saves beyond
+    /// the template's.
     pub fn taken(&mut self, pids: &[u32], template: (u64, u64)) -> anyhow::Result<(u64, u64)> {
         let own = self.merger().map_or_else(|| Ok(Vec::new()), |merger| merger.own_pids())?;
         let places = Places::of(pids, &own)?;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 /// Most processor time that an idle guest uses: 1/20 of one core. Its agent and its VMM use some even if nothing
 /// happens inside.
 const USED_PART: u32 = 20;
-/// Most processor time that an idle guest uses or waits for: 1/2 of one core. On a host that is full of work each short
-/// wake-up of an agent waits for a processor many times as long as it runs, while a guest that works waits all the time.
+/// Most processor time that an idle guest uses or waits for: 1/2 of one core. On a busy host an agent's short wake-ups
+/// wait for a processor many times as long as they run. A guest that works and gets no processor waits all the time.
 const WANTED_PART: u32 = 2;
 /// Time between two looks at the guests: 1 minute. A guest is idle only if it is idle between all looks.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
