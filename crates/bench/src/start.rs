@@ -321,7 +321,8 @@ fn print_containers(out: &mut impl Write, containers: &[Contained]) -> std::io::
         let answered = all_answered_s.map_or_else(String::new, |seconds| format!(", all ready in {seconds:.2} s"));
         writeln!(out, "{n} containers by {arm}: {:.1} MiB each{answered}", mib(*bytes_each))?;
         for Attached { seconds, bytes_each, shared_again } in attached {
-            let shared_again = shared_again.map_or_else(String::new, |part| format!(", {:.1}% shared again", part * 100.0));
+            let shared_again =
+                shared_again.map_or_else(String::new, |part| format!(", {:.1}% shared again", part * 100.0));
             writeln!(out, "  attached for {seconds} s: {:.1} MiB each{shared_again}", mib(*bytes_each))?;
         }
     }

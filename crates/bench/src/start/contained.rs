@@ -146,7 +146,8 @@ fn attach(
     for seconds in COUNTS {
         sleep((begin + Duration::from_secs(seconds)).saturating_duration_since(Instant::now()));
         let now = frames(pids, &service.own_pids()?)?;
-        let shared_again = sharing.map(|(shared, copied)| (copied as f64 - now as f64) / (copied as f64 - shared as f64));
+        let shared_again =
+            sharing.map(|(shared, copied)| (copied as f64 - now as f64) / (copied as f64 - shared as f64));
         let bytes_each = page::pages_to_bytes(now) as f64 / f64::from(n);
         attached.push(Attached { seconds, bytes_each, shared_again });
         if is_settled(&attached) {

@@ -121,7 +121,9 @@ impl Lxc {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let (config, ready) = (dir.join("config"), dir.join("ready"));
-        let text = format!("lxc.uts.name = {name}\nlxc.net.0.type = empty\nlxc.mount.auto = proc:rw\n");
+        let text = format!(
+            "lxc.uts.name = {name}\nlxc.net.0.type = empty\nlxc.console.path = none\nlxc.mount.auto = proc:rw\n"
+        );
         fs::write(&config, text).with_context(|| format!("cannot write {}", config.display()))?;
         let mut command = Command::new("lxc-start");
         command.args(["-F", "-n", name, "-P"]).arg(&self.dir).arg("-f").arg(config);
