@@ -66,7 +66,7 @@ pub fn holds(address: usize) -> bool {
 
 /// Whether the calling thread is one of the agent's. Without hooks, no other thread runs code of the agent.
 pub fn is_own_thread() -> bool {
-    !crate::world::HOOKED || holds(raw::stack())
+    !crate::HOOKED || holds(raw::stack())
 }
 
 /// The part of the range that was ever handed out. Pages of it that nobody has touched take no memory: most of each
@@ -126,7 +126,7 @@ fn reserve() -> bool {
         };
         if let Ok(start) = act::map_apart(bytes, map) {
             let start = start as usize;
-            if !crate::world::HOOKED {
+            if !crate::HOOKED {
                 // Children run no code of the agent's.
                 // SAFETY: advice on the mapping just made.
                 unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTFORK as usize, 0, 0, 0]) };

@@ -18,7 +18,7 @@
 use crate::arena::{self, Arena};
 use crate::enrol::Enrolment;
 use crate::thread::{self, Asked, Files};
-use crate::{gate, world};
+use crate::{gate, program, world};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::alloc::{GlobalAlloc, Layout};
@@ -67,7 +67,7 @@ pub fn run() -> ! {
         let Some((asked, object)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
         world::know(object, asked.all_anonymous);
-        world::know_leases();
+        program::know_leases();
         let enrolment = Enrolment::new(asked.all_anonymous, object);
         let inherited = env::var(GATE).ok().and_then(|at| u64::from_str_radix(&at, 16).ok()).map(HostVirt);
         // Without a gate, `mremap` goes to the kernel, which may refuse it.

@@ -2,7 +2,7 @@
 
 use crate::raw::{self, Answer};
 use crate::table::{Advice, Shut, Table, Traits};
-use crate::{arena, hooks};
+use crate::{arena, maps};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 
 /// Memory that adding an extent to the table may allocate, in bytes.
@@ -31,7 +31,7 @@ pub const fn between(start: HostVirt, end: HostVirt) -> PageRange {
 pub fn ask(table: &mut Table, range: PageRange, traits: Traits) {
     // If the agent has no memory to note the range, the range is not enrolled.
     if arena::ensure(EXTENT_BYTES) {
-        let locked = if hooks::locks_future() { Shut::Locked as u8 } else { 0 };
+        let locked = if maps::locks_future() { Shut::Locked as u8 } else { 0 };
         table.ask_as(range, Traits { shut: traits.shut | locked, ..traits });
     }
 }

@@ -29,14 +29,11 @@
 //! ([`STEP`]), and it connects only where they have memory of their own. The others stay inert, as all children are that
 //! are made past the C library's `fork`.
 
-use crate::maps::{self, Mapping};
 use crate::table::{self, Advice, Shut, Traits};
 use crate::{arena, follow, give_way, hooks, references, resign, spawn, start};
-use act::{Userfault, Watch};
-use page::{PageRange, PageSet};
+use page::PageRange;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -51,8 +48,6 @@ const LEAST_KIB: u64 = 2048;
 const LOOKS_AT_MOST: Duration = Duration::from_secs(60);
 /// Upper bound of the memory that the table takes for a range, in bytes.
 const EXTENT_BYTES: usize = 256;
-/// Attempts to read the list of mappings while the program changes none.
-const ATTEMPTS: usize = 4;
 
 /// Time up to which agents of children are paid for, at one each [`STEP`], in milliseconds of the monotonic clock. A
 /// child inherits this value, so a chain of forks is bounded, too.
@@ -144,56 +139,6 @@ fn own_kib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
-}
-
-/// Removes from the child's table all memory that the kernel lists otherwise. This memory was folded at the fork, or
-/// changed during it. With `notes`, memory that is registered with another userfaultfd is removed, too. For the agent's
-/// thread of a child, before anything is folded.
-///
-/// # Errors
-/// The list of mappings cannot be read.
-pub fn compare(notes: Option<&Userfault>) -> Result<(), ()> {
-    let mut left = ATTEMPTS;
-    loop {
-        left -= 1;
-        let generation = table::lock().generation();
-        // The list is read without the table's lock, because hooks must not wait that long. Only the last attempt holds
-        // the lock.
-        let held = (left == 0).then(table::lock);
-        let mappings = maps::mappings(table::everything(), false).ok_or(())?;
-        let mut table = held.unwrap_or_else(table::lock);
-        if table.generation() == generation || left == 0 {
-            keep(&mut table, &mappings, notes);
-            return Ok(());
-        }
-    }
-}
-
-fn keep(table: &mut table::Guard, mappings: &[Mapping], notes: Option<&Userfault>) {
-    let mut anonymous: BTreeMap<u8, PageSet> = BTreeMap::new();
-    for mapping in mappings.iter().filter(|mapping| mapping.private && mapping.anonymous) {
-        anonymous.entry(mapping.access).or_default().insert(mapping.range);
-    }
-    // A mapping that the parent was folding at the fork is registered with the userfaultfd that the keeper reads.
-    let is_free =
-        |range| notes.is_none_or(|notes| notes.register(range, Watch::Writes) != Err(rustix::io::Errno::BUSY));
-    for (range, traits) in table.known(table::everything()) {
-        let same = anonymous.entry(traits.access).or_default();
-        for gone in same.missing(range) {
-            table.forget(gone);
-        }
-        if !traits.open(true) {
-            continue;
-        }
-        let first = mappings.partition_point(|mapping| mapping.range.end() <= range.start);
-        for mapping in mappings[first..].iter().take_while(|mapping| mapping.range.start < range.end()) {
-            let (start, end) = (mapping.range.start.max(range.start), mapping.range.end().min(range.end()));
-            let part = PageRange { start, pages: end.page() - start.page() };
-            if same.contains(start) && !is_free(part) {
-                table.forget(part);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod collapsing;
 mod discards;
 mod pages;
 mod unfolding;
+mod vmas;
 mod withdrawing;
 
 pub use pages::{donate, find_broken, orphaned_pages, reclaim};
@@ -31,13 +32,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use vmas::Vmas;
 use wire::{FoldRun, MemberStats, Outcome, Target};
 
-/// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
-/// counted when an upper bound of those made since leaves none to spend.
-const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
-/// Time between two counts in a process in which nothing was folded since the last one: 60 s.
-const RECOUNT: Duration = Duration::from_secs(60);
 /// Upper bound of the bytes by which one message to fold makes the table grow: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 /// Processor time after which the agent yields before it moves pages: 1 ms, which is less than the kernel's time
@@ -60,16 +57,9 @@ pub struct Folder {
     /// Pieces that were not tried, because mappings could not be replaced at the moment. Their pages do not count as
     /// failed.
     not_held: Vec<PageRange>,
-    /// Processor time of this thread when it last yielded.
-    turn_began: Duration,
-    asked_turns: u32,
+    yields: Yields,
     surveyed: Result<u64, references::Reason>,
-    /// The most mappings that the whole process may have, and whether that follows the kernel's limit.
-    most_vmas: (u64, bool),
-    vmas: u64,
-    runs_since_count: u64,
-    count_due: Instant,
-    recount: Instant,
+    vmas: Vmas,
 }
 
 impl Folder {
@@ -90,14 +80,9 @@ impl Folder {
             patience,
             turns: Turns::new(),
             not_held: Vec::new(),
-            turn_began: Duration::ZERO,
-            asked_turns: 0,
+            yields: Yields::default(),
             surveyed,
-            most_vmas: (most_vmas.unwrap_or_else(half_of_all_vmas), most_vmas.is_none()),
-            vmas: count_vmas(),
-            runs_since_count: 0,
-            count_due: Instant::now(),
-            recount: Instant::now(),
+            vmas: Vmas::new(most_vmas, Instant::now()),
         })
     }
 
@@ -120,19 +105,9 @@ impl Folder {
         self.surveyed.as_ref().err()
     }
 
-    /// Mappings at the last count.
-    pub const fn vmas(&self) -> u64 {
-        self.vmas
-    }
-
-    /// Number of mappings from which on folding adds no more.
-    pub const fn most_vmas(&self) -> u64 {
-        self.most_vmas.0
-    }
-
-    /// Whether no more mappings may be spent: by the last count, and an upper bound of those that were made since.
-    pub const fn is_out_of_vmas(&self) -> bool {
-        self.vmas + 2 * self.runs_since_count + 4 >= self.most_vmas.0
+    /// The mappings of the process, and the most of them.
+    pub const fn vmas(&self) -> &Vmas {
+        &self.vmas
     }
 
     /// Pages of the range that are left alone because folding them failed (`patience`).
@@ -147,21 +122,11 @@ impl Folder {
         self.surveyed = references::survey().map(|()| generation);
     }
 
-    /// Counts mappings anew, reads the kernel's limit again, and forgets pages that failed long ago. Folding never
-    /// stops by the upper bound alone: mappings are counted first.
+    /// Counts mappings anew if it is time for that, and forgets pages that failed long ago. Folding never stops by the upper
+    /// bound alone: mappings are counted first.
     pub fn tidy(&mut self) {
         let now = Instant::now();
-        if now >= self.count_due || self.runs_since_count > 0 && self.is_out_of_vmas() {
-            let before = cpu_time(ClockId::ThreadCPUTime);
-            if self.runs_since_count > 0 || self.is_out_of_vmas() || now >= self.recount {
-                (self.vmas, self.runs_since_count) = (count_vmas(), 0);
-                self.recount = now + RECOUNT;
-            }
-            if self.most_vmas.1 {
-                self.most_vmas.0 = half_of_all_vmas();
-            }
-            let (pause, share) = COUNT_EVERY;
-            self.count_due = now + pause.max((cpu_time(ClockId::ThreadCPUTime) - before) * share);
+        if self.vmas.count_again(now) {
             self.patience.forget_old(now);
         }
     }
@@ -241,20 +206,6 @@ impl Folder {
         (&self.section, &mut self.witness, &mut self.turns)
     }
 
-    /// Yields the processor, if it is time for that. The caller holds no lock.
-    fn take_turns(&mut self) {
-        // To ask is a system call.
-        self.asked_turns = self.asked_turns.wrapping_add(1);
-        if !self.asked_turns.is_multiple_of(PIECES_A_TURN) {
-            return;
-        }
-        let used = cpu_time(ClockId::ThreadCPUTime);
-        if used - self.turn_began >= TURN {
-            std::thread::yield_now();
-            self.turn_began = used;
-        }
-    }
-
     /// Folds the private pages of a piece, and adds the outcomes to `all`. The broken ones are added to `again`, to
     /// be folded later.
     fn fold_piece<'a>(
@@ -279,9 +230,9 @@ impl Folder {
                 self.not_held.push(piece);
             }
             (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
-            (Some(Some(_)), _) if self.is_out_of_vmas() => outcomes.fill(Outcome::NoVma),
+            (Some(Some(_)), _) if self.vmas.are_spent() => outcomes.fill(Outcome::NoVma),
             (Some(source), &Ok(generation)) => {
-                self.take_turns();
+                self.yields.yield_if_due();
                 let mut table = table::lock();
                 if let Some(refused) = refused(generation) {
                     return all.extend(outcomes.iter().map(|_| refused));
@@ -296,7 +247,7 @@ impl Folder {
             }
         }
         all.extend_from_slice(outcomes);
-        if source.is_some() && self.is_out_of_vmas() && self.runs_since_count > self.most_vmas.0 / 16 {
+        if source.is_some() && self.vmas.are_far_from_known() {
             self.tidy();
         }
     }
@@ -321,9 +272,36 @@ impl Folder {
             let left = PageRange { start: part.start.add_pages(from), pages };
             let outcomes = &mut outcomes[from as usize..(from + pages) as usize];
             let took = self.section.fold(table, left, source, generation, outcomes);
+            table.were_folded(left, outcomes);
             stats.stalls.add(micros(took));
         }
-        self.runs_since_count += u64::from(source.is_some());
+        if source.is_some() {
+            self.vmas.note_run();
+        }
+    }
+}
+
+/// The agent's thread yields its processor by itself from time to time.
+#[derive(Default)]
+struct Yields {
+    /// Processor time of this thread when it last did.
+    last: Duration,
+    asked: u32,
+}
+
+impl Yields {
+    /// Yields the processor, if it is time for that. The caller holds no lock.
+    fn yield_if_due(&mut self) {
+        // To ask is a system call.
+        self.asked = self.asked.wrapping_add(1);
+        if !self.asked.is_multiple_of(PIECES_A_TURN) {
+            return;
+        }
+        let used = cpu_time(ClockId::ThreadCPUTime);
+        if used - self.last >= TURN {
+            std::thread::yield_now();
+            self.last = used;
+        }
     }
 }
 
@@ -389,26 +367,6 @@ fn split(huge: HostVirt) -> Duration {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Half of the mappings that the kernel allows: the other half stays the program's own.
-fn half_of_all_vmas() -> u64 {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
-}
-
-/// Counts this process's mappings.
-fn count_vmas() -> u64 {
-    let lines = |file: std::fs::File| -> std::io::Result<u64> {
-        let (mut buffer, mut lines) = (vec![0; 64 << 10], 0);
-        loop {
-            match std::io::Read::read(&mut &file, &mut buffer)? {
-                0 => return Ok(lines),
-                n => lines += buffer[..n].iter().filter(|byte| **byte == b'\n').count() as u64,
-            }
-        }
-    };
-    std::fs::File::open("/proc/thread-self/maps").and_then(lines).unwrap_or(0)
 }
 
 #[cfg(test)]

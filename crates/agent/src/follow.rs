@@ -26,12 +26,11 @@
 
 use crate::arena;
 use crate::cpu_time::cpu_time;
-use crate::hooks;
 use crate::keeper::{self, Keeper};
 use crate::lock::{Guard, Lock};
-use crate::maps::{Kind, Mapping, Maps};
+use crate::map::Traits;
+use crate::maps::{self, Kind, Mapping, Maps};
 use crate::spawn;
-use crate::table::Traits;
 use crate::world;
 #[cfg(any(test, not(target_env = "gnu")))]
 use act::Watch;
@@ -256,7 +255,7 @@ impl Following {
     /// Wakes the agent's thread if it rests.
     fn wake(&self) {
         // The program's threads have another table of files, in which the alarm's number may be a file of the program's.
-        // Their changes are seen within `thread::CHANGES_EVERY`.
+        // Their changes are seen within `give_way::CHANGES_EVERY`.
         if arena::is_own_thread()
             && self.is_resting.load(Ordering::Relaxed)
             && self.is_resting.swap(false, Ordering::SeqCst)
@@ -332,7 +331,7 @@ impl Following {
         }
         let is_known = self.maps.shows(range, traits, kind);
         // After `mlockall(MCL_FUTURE)` the agent's own mappings are locked too; the range is left as it is.
-        if !is_known && !traits.is_locked() && !hooks::locks_future() {
+        if !is_known && !traits.is_locked() && !maps::locks_future() {
             self.lose_track("unmapped or replaced memory that was folded, or changed its protection, or locked it");
         }
         is_known
@@ -362,7 +361,7 @@ impl Following {
     /// Notes that the program changed mappings past the hooks. Without hooks, mappings are replaced only while the
     /// program's threads are stopped. There it is enough to read the kernel's list again.
     fn lose_track(&self, how: &'static str) {
-        if world::HOOKED {
+        if crate::HOOKED {
             let _ = self.lost_track.set(how);
         }
         self.is_stale.store(true, Ordering::Relaxed);

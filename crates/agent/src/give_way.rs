@@ -12,7 +12,6 @@ use crate::lock::Lock;
 use crate::maps;
 use crate::section::Section;
 use crate::table;
-use crate::thread::CHANGES_EVERY;
 use act::{Userfault, Watch};
 use page::PageRange;
 use rustix::fd::AsRawFd;
@@ -21,6 +20,9 @@ use rustix::thread::gettid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+/// Shortest and longest time between two looks, while the agent's thread rests, at what the program's threads have changed:
+/// 1 s, 5 s.
+pub const CHANGES_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Longest time that a thread waits for the agent to make memory anonymous, since the last page of it that was: 2 s.
 const WAIT_LONGEST: Duration = Duration::from_secs(2);
 /// Pause of a thread that waits for that, between two looks: 200 us.

@@ -48,7 +48,7 @@ pub use userfault::set_ways;
 use crate::calls::{ask, between, bytes, map_fresh, range, refuse};
 use crate::raw::{self, Answer};
 use crate::table::{self, Guard, Table, Traits};
-use crate::{arena, debugged, references};
+use crate::{arena, debugged, maps, references};
 use page::{PAGE_BYTES, PageRange};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
@@ -65,8 +65,6 @@ enum State {
 static STATE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether all private anonymous memory is enrolled.
 static ALL: AtomicBool = AtomicBool::new(false);
-/// Whether memory is locked as soon as it is mapped (`mlockall(MCL_FUTURE)`).
-static LOCK_FUTURE: AtomicBool = AtomicBool::new(false);
 /// Reason why not all anonymous memory could be enrolled.
 static REFUSAL: OnceLock<patch::Refusal> = OnceLock::new();
 
@@ -87,7 +85,7 @@ pub fn init(all_anonymous: bool) {
 /// Makes a forked child a member. For the child's only thread; the locks, the arena and the table are its own.
 pub fn begin_anew() {
     // Children inherit no promise to lock what is mapped later.
-    LOCK_FUTURE.store(false, Ordering::Relaxed);
+    maps::lock_future(false);
     begin_to_serve();
 }
 
@@ -148,11 +146,6 @@ fn set_state(state: State) {
     let place = STATE.load(Ordering::Acquire);
     // SAFETY: as in `state`.
     unsafe { place.as_ref() }.into_iter().for_each(|place| place.store(state as u8, Ordering::SeqCst));
-}
-
-/// Whether all new mappings are locked, as far as the hooks know.
-pub fn locks_future() -> bool {
-    LOCK_FUTURE.load(Ordering::Relaxed)
 }
 
 /// Whether this process is a member, and the caller a thread of the program's.

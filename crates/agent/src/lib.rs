@@ -6,6 +6,9 @@
 // An agent without hooks has no use for what only hooks call.
 #![cfg_attr(not(target_env = "gnu"), allow(dead_code))]
 
+/// Whether hooks see what the program does. If not, the agent was put into a running process.
+const HOOKED: bool = cfg!(target_env = "gnu");
+
 mod arena;
 #[cfg(not(target_env = "gnu"))]
 pub mod attached;
@@ -30,12 +33,15 @@ mod hooks;
 #[cfg(not(target_env = "gnu"))]
 #[path = "no_hooks.rs"]
 mod hooks;
+#[cfg(target_env = "gnu")]
+mod inherit;
 mod keeper;
 #[cfg(any(test, not(target_env = "gnu")))]
 #[cfg_attr(target_env = "gnu", expect(dead_code, reason = "an agent with hooks stays"))]
 mod leave;
 mod link;
 mod lock;
+mod map;
 mod maps;
 mod patience;
 mod place;
@@ -43,6 +49,7 @@ mod place;
 #[cfg_attr(target_env = "gnu", expect(dead_code, reason = "an agent with hooks sees policies being set"))]
 mod policies;
 mod pool;
+mod program;
 mod raw;
 mod references;
 mod refold;
@@ -60,7 +67,6 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod thread;
-mod turnover;
 mod unfold;
 mod witness;
 mod world;

@@ -1,12 +1,12 @@
 //! The kernel's view of this process's mappings, for questions that the table cannot answer.
 
+use crate::map::{Advice, Traits, everything};
 use crate::raw;
-use crate::table::{Advice, Traits};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fs::{Stat, makedev};
 use rustix::io::Errno;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A mapping, or the part of it that was asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,18 @@ const SHARED: u64 = 8;
 static POOL_FILES: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
 /// Device of the pool's files: memory files lie on one nameless filesystem of the kernel's.
 static POOL_DEVICE: AtomicU64 = AtomicU64::new(0);
+/// Whether memory is locked as soon as it is mapped (`mlockall(MCL_FUTURE)`).
+static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
+
+/// Notes whether all new mappings are locked from here on.
+pub fn lock_future(locks: bool) {
+    LOCKS_FUTURE.store(locks, Ordering::Relaxed);
+}
+
+/// Whether all new mappings are locked, as far as hooks know.
+pub fn locks_future() -> bool {
+    LOCKS_FUTURE.load(Ordering::Relaxed)
+}
 
 /// Notes that private mappings of this file are the pool's. For the agent's thread.
 pub fn know_pool(file: &Stat) {
@@ -81,7 +93,7 @@ pub fn know_pool(file: &Stat) {
     if !know_file(file.st_ino) {
         // All places are taken, although a pool has 256 segments at most. So the numbers of files of which nothing is
         // mapped here are dropped.
-        let mapped = mappings(crate::table::everything(), false).unwrap_or_default();
+        let mapped = mappings(everything(), false).unwrap_or_default();
         let is_mapped = |number| mapped.iter().any(|mapping| mapping.file == (file.st_dev, number));
         let gone = POOL_FILES.iter().filter(|known| !is_mapped(known.load(Ordering::Relaxed)));
         gone.for_each(|known| known.store(0, Ordering::Relaxed));
@@ -93,7 +105,7 @@ pub fn know_pool(file: &Stat) {
 /// Notes the pools of which something is mapped here, by their files' names. A forked child may not have been told of them.
 #[cfg(not(target_env = "gnu"))]
 pub fn know_named_pools() {
-    let all = mappings(crate::table::everything(), false).unwrap_or_default();
+    let all = mappings(everything(), false).unwrap_or_default();
     for mapping in all.iter().filter(|mapping| mapping.has_pool_name) {
         POOL_DEVICE.store(mapping.file.0, Ordering::Relaxed);
         know_file(mapping.file.1);
@@ -368,8 +380,8 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
         // The hooks do not record these two, so they must not appear in a table that the hooks keep.
-        "mg" if !crate::world::HOOKED => mapping.advice.mergeable = true,
-        "nr" if !crate::world::HOOKED => mapping.advice.no_reserve = true,
+        "mg" if !crate::HOOKED => mapping.advice.mergeable = true,
+        "nr" if !crate::HOOKED => mapping.advice.no_reserve = true,
         _ => {}
     }
 }

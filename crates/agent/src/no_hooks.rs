@@ -1,14 +1,9 @@
 //! In place of the hooks, in an agent that was put into a running process: it has none.
 
+use crate::map::Traits;
 use crate::raw;
-use crate::table::Traits;
 use page::{PageRange, pages_to_bytes};
 use wire::MemberState;
-
-/// Whether all new mappings are locked, as far as the hooks know.
-pub const fn locks_future() -> bool {
-    false
-}
 
 /// The state of a member whose table is empty, and a message for people: why it is.
 pub fn why_nothing_is_enrolled(all_anonymous: bool) -> (MemberState, String) {

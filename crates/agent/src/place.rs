@@ -16,8 +16,8 @@
 //! filled in here. Pages that were discarded meanwhile are not filled in; they become zeros.
 
 use crate::follow::{Following, Shared};
+use crate::map::Traits;
 use crate::maps::Kind;
-use crate::table::Traits;
 use act::{PoolView, Watch, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;

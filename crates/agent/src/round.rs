@@ -11,14 +11,8 @@
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), the cost of a round depends on the pages that were written, not on all
 //! pages. Each note also costs the page's writer a fault, about as much as it costs us to look at the page. So the
-//! more is written, the further apart the rounds come. Rounds and faults together may take this share of a processor
-//! ([`Change`]):
-//!
-//! | change | share |
-//! |---|---|
-//! | little, or much for long | 1/400 |
-//! | some: the time decides which pages are worth folding | 1/100 |
-//! | much: the first minute of a burst, and some seconds after it | 1/25 |
+//! more is written, the further apart the rounds come. Rounds and faults together may take a share of a processor
+//! that the policy says ([`Cadence`]).
 //!
 //! While little changes, the time between two rounds grows with the time since more did ([`REST_SHARE`]). Hardly a program
 //! writes nothing at all: a member rests while few of its pages change between two rounds ([`FEW_CHANGE`]).
@@ -33,7 +27,7 @@
 //! Huge pages are not watched, because the first write splits a watched huge page. They are fingerprinted as a whole,
 //! which also shows whether some of their pages have changed (`round/huge.rs`).
 //!
-//! [`Turnover`] decides which of the pages that rest are worth folding.
+//! The policy decides which of the pages that rest are worth folding ([`Policy::admit`]).
 
 mod allowance;
 mod broken;
@@ -44,15 +38,15 @@ mod why;
 
 use crate::cpu_time::cpu_time;
 use crate::table;
-use crate::turnover::{Change, QuietInterval, Turnover, Worth};
 use act::{HUGE_PAGES, SoftReader, Userfault, Watch};
 use allowance::Allowance;
-use broken::{AGAIN, BrokenPageList};
+use broken::BrokenPageList;
 use host::{Pagemap, Survey};
 use huge::HugePageList;
 pub use looks::scan;
 use looks::{AT_ONCE_PAGES, by_sharing, foldable, read_pages, survey, take_written};
 use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
+use policy::{Cadence, Event, Policy, QuietInterval, TODAY, Worth};
 use ranges::{between, common, gaps, overlapping};
 use rustix::time::ClockId;
 use std::collections::{BTreeMap, VecDeque};
@@ -60,15 +54,6 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::Outcome;
 
-/// Share of a processor for rounds and their faults, and shortest time between two rounds: 1/400, 100 ms. Used while
-/// few pages change, or many have changed for long.
-const QUIET: (u32, Duration) = (400, CLOSEST);
-/// Share and shortest time while pages are to be folded soon after they were written: 1/100, 100 ms.
-const BUSY: (u32, Duration) = (100, CLOSEST);
-/// Share and shortest time while many pages change: 1/25, 1 s.
-const BUSIEST: (u32, Duration) = (25, Duration::from_secs(1));
-/// Shortest time between two rounds: 100 ms.
-const CLOSEST: Duration = Duration::from_millis(100);
 /// Longest time between two rounds, even if the rounds then take more than their share of a processor: 10 s.
 const FURTHEST: Duration = Duration::from_secs(10);
 /// Shortest time between two rounds, as a part of the time since anything changed: 1/8.
@@ -109,35 +94,58 @@ pub struct Rested {
 /// The rounds of this member: the pages to look at, and the time of the next round.
 pub struct Rounds {
     notes_writes: bool,
-    next: Instant,
-    last: Instant,
-    cost: Duration,
-    /// When something was last seen to change.
-    last_change: Instant,
-    huge: HugePageList,
-    turnover: Turnover,
+    clock: Clock,
+    watching: Watching,
+    policy: Policy,
     /// Whether to fold pages without asking whether the folds will last.
     eager: bool,
     /// Whether to leave pages alone that another process maps, too.
     leaves_shared: bool,
+    huge: HugePageList,
     broken: BrokenPageList,
-    /// Small pages, broken ones among them, that may be fingerprinted.
-    allowed: Allowance,
-    /// Pages that may be fingerprinted as parts of huge ones.
-    allowed_huge: Allowance,
-    began: Instant,
-    /// Fingerprints of the last round, by page number; only used where the kernel does not note writes.
-    seen: BTreeMap<u64, u64>,
+    allowed: Allowed,
+    compared: Compared,
     rested: VecDeque<Rested>,
-    /// End of the last search that used up its budget; only used where the kernel does not note writes.
-    from: HostVirt,
+    reader: SoftReader,
+}
+
+/// The times of rounds.
+struct Clock {
+    began: Instant,
+    next: Instant,
+    last: Instant,
+    /// Cost of the last round.
+    cost: Duration,
+    /// When something was last seen to change.
+    last_change: Instant,
+    /// Whether no round was made yet.
+    is_first: bool,
+}
+
+/// How far the memory that the table knows is watched.
+struct Watching {
+    /// The table's generation when unwatched memory was last looked for.
     generation: u64,
     /// The table's generation when changes were last noticed.
     noticed: u64,
+    /// When unwatched memory is looked for even if the table has not changed.
     armed: Instant,
-    /// Whether no round was made yet.
-    is_first: bool,
-    reader: SoftReader,
+}
+
+/// Pages that may be fingerprinted.
+struct Allowed {
+    /// Small pages, broken ones among them.
+    small: Allowance,
+    /// Parts of huge pages.
+    huge: Allowance,
+}
+
+/// The last fingerprints of pages; only used where the kernel does not note writes.
+struct Compared {
+    /// Fingerprints of the last round, by page number.
+    seen: BTreeMap<u64, u64>,
+    /// End of the last search that used up its budget.
+    from: HostVirt,
 }
 
 impl Rounds {
@@ -147,27 +155,19 @@ impl Rounds {
     /// Memory or descriptors are short.
     pub fn new(notes_writes: bool, eager: bool) -> io::Result<Self> {
         let now = Instant::now();
+        let cost = Duration::ZERO;
         Ok(Self {
             notes_writes,
-            next: now,
-            last: now,
-            cost: Duration::ZERO,
-            last_change: now,
-            huge: HugePageList::default(),
-            turnover: Turnover::new(now),
+            clock: Clock { began: now, next: now, last: now, cost, last_change: now, is_first: true },
+            watching: Watching { generation: u64::MAX, noticed: u64::MAX, armed: now },
+            policy: Policy::new(&TODAY, eager, now),
             eager,
             leaves_shared: false,
+            huge: HugePageList::default(),
             broken: BrokenPageList::default(),
-            allowed: Allowance::new(now),
-            allowed_huge: Allowance::new(now),
-            began: now,
-            seen: BTreeMap::new(),
+            allowed: Allowed { small: Allowance::new(now), huge: Allowance::new(now) },
+            compared: Compared { seen: BTreeMap::new(), from: HostVirt(0) },
             rested: VecDeque::new(),
-            from: HostVirt(0),
-            generation: u64::MAX,
-            noticed: u64::MAX,
-            armed: now,
-            is_first: true,
             reader: SoftReader::new(AT_ONCE_PAGES)?,
         })
     }
@@ -180,7 +180,7 @@ impl Rounds {
 
     /// How long until the next round.
     pub fn due_in(&self, now: Instant) -> Duration {
-        if self.rested.is_empty() { self.next.saturating_duration_since(now) } else { Duration::ZERO }
+        if self.rested.is_empty() { self.clock.next.saturating_duration_since(now) } else { Duration::ZERO }
     }
 
     /// Looks at all enrolled memory, if a round is due. `rate` is the most pages that may be fingerprinted in a second;
@@ -196,11 +196,11 @@ impl Rounds {
         huge: bool,
     ) -> host::Result<u64> {
         let now = Instant::now();
-        if !self.rested.is_empty() || now < self.next {
+        if !self.rested.is_empty() || now < self.clock.next {
             return Ok(0);
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
-        self.last = now;
+        self.clock.last = now;
         // The next round finds memory that comes to be known after this.
         let generation = table::lock().generation();
         let spans = spans();
@@ -217,9 +217,8 @@ impl Rounds {
             let mut table = table::lock();
             (table.take_written(), table.take_folds())
         };
-        self.turnover.add(changed, pages, now);
-        self.turnover.judge(&folds, now);
-        let (worth, budget) = (self.worth(now), self.small_left(rate, now));
+        self.policy.observe(Event::Round { changed, pages, folds }, now);
+        let (worth, budget) = (self.policy.admit(now), self.small_left(rate, now));
         let rested = if self.notes_writes {
             table::lock().rest((&written, &new), budget, worth)
         } else {
@@ -228,7 +227,7 @@ impl Rounds {
         self.keep_present(pagemap, &spans, &rested)?;
         let noted: u64 = written.iter().map(|range| range.pages).sum();
         let noted = noted.saturating_sub(split);
-        self.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
+        self.clock.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
         // Huge pages are looked at again and again. Changes in them are known once they are fingerprinted.
         let small = self.rested.iter().filter(|rested| rested.kind != Kind::Huge);
@@ -240,12 +239,12 @@ impl Rounds {
     /// Sets the time of the next round.
     fn plan(&mut self, has_changed: bool, now: Instant) {
         if has_changed {
-            self.last_change = now;
+            self.clock.last_change = now;
         }
-        let apart = self.apart(now).max(rest(now - self.last_change));
+        let apart = self.apart(now).max(rest(now - self.clock.last_change));
         // Pages that exist when watching begins are reported with the second round.
-        let is_first = std::mem::take(&mut self.is_first);
-        self.next = now + if is_first { apart.min(self.soon()) } else { apart };
+        let is_first = std::mem::take(&mut self.clock.is_first);
+        self.clock.next = now + if is_first { apart.min(self.soon()) } else { apart };
     }
 
     /// Pages that may change from one round to the next while a member of `pages` pages rests.
@@ -254,50 +253,50 @@ impl Rounds {
         if self.eager { 0 } else { (pages / share).clamp(least, most) }
     }
 
-    /// Records that the program has run for `age` and is idle ([`Turnover::begin_quiet`]).
+    /// Records that the program has run for `age` and is idle.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
-        self.turnover.begin_quiet(age, now);
+        self.policy.observe(Event::Idle { age }, now);
     }
 
     /// The time between two rounds while something changes.
     fn apart(&self, now: Instant) -> Duration {
-        apart(self.cost, if self.eager { BUSY } else { pace(self.change(now)) })
+        apart(self.clock.cost, self.policy.cadence(now))
     }
 
     /// Ends a rest if the program has done something to known memory since the last round.
     pub fn notice_changes(&mut self, now: Instant) {
-        self.noticed = table::lock().generation();
-        if self.noticed != self.generation {
+        self.watching.noticed = table::lock().generation();
+        if self.watching.noticed != self.watching.generation {
             self.end_rest(now);
         }
     }
 
     /// The least time between two rounds, by the time for which nothing has changed.
     pub fn rest_in(&self, now: Instant) -> Duration {
-        rest(now - self.last_change)
+        rest(now - self.clock.last_change)
     }
 
     /// Whether the program has done nothing to known memory since changes were last noticed.
     pub fn has_noticed_all(&self) -> bool {
-        table::lock().generation() == self.noticed
+        table::lock().generation() == self.watching.noticed
     }
 
     fn end_rest(&mut self, now: Instant) {
-        self.last_change = now;
-        self.next = self.next.min(self.last + self.apart(now));
+        self.clock.last_change = now;
+        self.clock.next = self.clock.next.min(self.clock.last + self.apart(now));
     }
 
     /// Brings the next round forward because `folded` pages were folded, if rounds cost less than folding.
     pub fn hurry(&mut self, folded: usize) {
-        if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.cost {
+        if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.clock.cost {
             return;
         }
-        self.next = self.next.min(self.last + self.soon());
+        self.clock.next = self.clock.next.min(self.clock.last + self.soon());
     }
 
     /// The shortest time between two rounds that cost as much as the last one.
     fn soon(&self) -> Duration {
-        (self.cost * HURRIED_SHARE).max(CLOSEST)
+        (self.clock.cost * HURRIED_SHARE).max(TODAY.seldom.closest)
     }
 
     /// Asks the kernel about memory that was known at a generation of the table, once all of it is watched. Also returns whether some
@@ -317,10 +316,10 @@ impl Rounds {
     /// Begins to watch memory that is not watched yet: it was enrolled, opened or made private since the last time.
     /// Returns whether there was any.
     fn arm(&mut self, notes: &Userfault, generation: u64, unwatched: &[PageRange], now: Instant) -> bool {
-        if generation == self.generation && now < self.armed {
+        if generation == self.watching.generation && now < self.watching.armed {
             return false;
         }
-        (self.generation, self.armed) = (generation, now + Duration::from_secs(5));
+        (self.watching.generation, self.watching.armed) = (generation, now + Duration::from_secs(5));
         if unwatched.is_empty() {
             return false;
         }
@@ -335,19 +334,14 @@ impl Rounds {
         is_any
     }
 
-    /// The pages that are worth folding.
-    fn worth(&self, now: Instant) -> Worth {
-        if self.eager { Worth::All } else { self.turnover.worth(now) }
-    }
-
     /// The quiet interval; `None` in a burst.
     pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
-        self.turnover.quiet(now)
+        self.policy.quiet(now)
     }
 
-    /// How much changes.
-    pub fn change(&self, now: Instant) -> Change {
-        if self.eager { Change::Little } else { self.turnover.change(now) }
+    /// How often to look at the member.
+    pub fn cadence(&self, now: Instant) -> Cadence {
+        self.policy.cadence(now)
     }
 
     /// Separates pages that were written from pages that are new to the agent. New pages have just begun to be watched,
@@ -364,8 +358,8 @@ impl Rounds {
 
     /// At most `budget` of these pages, from where the last search ended.
     fn within(&mut self, ranges: &[PageRange], mut budget: u64) -> Vec<PageRange> {
-        let behind = common(ranges, &[between(self.from, table::everything().end())]);
-        let before = common(ranges, &[between(HostVirt(0), self.from)]);
+        let behind = common(ranges, &[between(self.compared.from, table::everything().end())]);
+        let before = common(ranges, &[between(HostVirt(0), self.compared.from)]);
         let mut found = Vec::new();
         for range in behind.into_iter().chain(before) {
             let pages = range.pages.min(budget);
@@ -373,7 +367,7 @@ impl Rounds {
                 break;
             }
             budget -= pages;
-            self.from = range.start.add_pages(pages);
+            self.compared.from = range.start.add_pages(pages);
             found.push(PageRange { pages, ..range });
         }
         found
@@ -394,7 +388,7 @@ impl Rounds {
             shared.into_iter().for_each(|range| table.set_pending(range));
             there = own;
         }
-        self.allowed.spend(pages_of(&there));
+        self.allowed.small.spend(pages_of(&there));
         self.rested.extend(there.into_iter().map(|range| Rested { range, kind: Kind::Small }));
         Ok(())
     }
@@ -416,9 +410,9 @@ impl Rounds {
             };
             there = own.into_iter().filter_map(whole).collect();
         }
-        let budget = self.allowed_huge.left(rate.map(huge_part), now);
+        let budget = self.allowed.huge.left(rate.map(huge_part), now);
         let look = self.huge.look(&there, budget, now);
-        self.allowed_huge.spend(pages_of(&look.due));
+        self.allowed.huge.spend(pages_of(&look.due));
         self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
         Ok(look.split)
     }
@@ -481,7 +475,7 @@ impl Rounds {
                 _ if self.notes_writes => table.set_pending(*range),
                 _ => {
                     for page in range.start.page()..range.end().page() {
-                        self.seen.remove(&page);
+                        self.compared.seen.remove(&page);
                     }
                 }
             }
@@ -496,8 +490,9 @@ impl Rounds {
     ) {
         if rested.kind == Kind::Broken {
             let now = Instant::now();
-            let (now, wait, worth) = (self.seconds(now), self.first_wait(), self.worth(now));
-            let (tell, written) = self.broken.have_rested(rested.range.start, fingerprints, now, (wait, worth));
+            let (second, wait, worth) =
+                (self.seconds(now), self.policy.cadence(now).broken_first, self.policy.admit(now));
+            let (tell, written) = self.broken.have_rested(rested.range.start, fingerprints, second, (wait, worth));
             let mut table = table::lock();
             written.into_iter().for_each(|range| table.seen_written(range));
             drop(table);
@@ -518,12 +513,12 @@ impl Rounds {
                 let start = rested.range.start.add_pages(n as u64);
                 // Of a page that was reported, the complement of the fingerprint is remembered. It is not reported
                 // again until it changes.
-                let known = self.seen.insert(start.page(), fingerprint.0);
+                let known = self.compared.seen.insert(start.page(), fingerprint.0);
                 if known == Some(fingerprint.0) {
-                    self.seen.insert(start.page(), !fingerprint.0);
+                    self.compared.seen.insert(start.page(), !fingerprint.0);
                     each(Rested { range: PageRange { start, pages: 1 }, kind: Kind::Small }, &fingerprints[n..=n]);
                 } else if known == Some(!fingerprint.0) {
-                    self.seen.insert(start.page(), !fingerprint.0);
+                    self.compared.seen.insert(start.page(), !fingerprint.0);
                 }
             }
         }
@@ -536,7 +531,7 @@ impl Rounds {
         fingerprints: &[Fingerprint],
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
-        let worth = self.worth(Instant::now());
+        let worth = self.policy.admit(Instant::now());
         let seen = self.huge.seen(rested.range.start, fingerprints, worth == Worth::All);
         let open = {
             let mut table = table::lock();
@@ -562,7 +557,7 @@ impl Rounds {
     }
 
     fn seconds(&self, now: Instant) -> u32 {
-        u32::try_from((now - self.began).as_secs()).unwrap_or(u32::MAX)
+        u32::try_from((now - self.clock.began).as_secs()).unwrap_or(u32::MAX)
     }
 
     /// Records a huge page that a collapse has made, so that its contents do not count as new.
@@ -573,7 +568,7 @@ impl Rounds {
     /// Pages that may be fingerprinted now, but for huge ones.
     fn small_left(&mut self, rate: Option<u32>, now: Instant) -> u64 {
         let rate = rate.map(|rate| if self.huge.is_empty() { rate } else { rate - huge_part(rate) });
-        self.allowed.left(rate, now)
+        self.allowed.small.left(rate, now)
     }
 
     /// Finds the broken pages, and queues those to be fingerprinted that are due, as far as `rate` allows. Returns
@@ -582,9 +577,9 @@ impl Rounds {
         let ranges = table::lock().refoldable();
         // The other half of the budget is for pages that were not folded before.
         let budget = self.small_left(rate, now).div_ceil(2);
-        let due = self.broken.look(&ranges, self.seconds(now), budget, (self.first_wait(), self.change(now)));
+        let due = self.broken.look(&ranges, self.seconds(now), budget, self.policy.cadence(now));
         let pages = pages_of(&due);
-        self.allowed.spend(pages);
+        self.allowed.small.spend(pages);
         self.rested.extend(due.into_iter().map(|range| Rested { range, kind: Kind::Broken }));
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
@@ -599,16 +594,11 @@ impl Rounds {
         }
     }
 
-    /// Seconds after which a newly broken page is looked at again.
-    const fn first_wait(&self) -> u32 {
-        if self.eager { 0 } else { AGAIN.0 }
-    }
-
     /// Makes all pages that rest be reported again.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.end_rest(Instant::now());
         self.huge.forget();
-        self.seen.clear();
+        self.compared.seen.clear();
         self.broken.tell_again(table::everything());
         for span in spans() {
             let present = pagemap.small_ranges(span.start, span.end())?;
@@ -628,17 +618,9 @@ fn pages_of(ranges: &[PageRange]) -> u64 {
     ranges.iter().map(|range| range.pages).sum()
 }
 
-const fn pace(change: Change) -> (u32, Duration) {
-    match change {
-        Change::Little | Change::MuchForLong => QUIET,
-        Change::Some => BUSY,
-        Change::Much => BUSIEST,
-    }
-}
-
 /// The time between two rounds, for a round of this cost.
-fn apart(cost: Duration, (share, closest): (u32, Duration)) -> Duration {
-    (cost * share).clamp(closest, FURTHEST)
+fn apart(cost: Duration, cadence: Cadence) -> Duration {
+    (cost * cadence.rounds).clamp(cadence.closest, FURTHEST)
 }
 
 /// The least time between two rounds, when nothing was seen to change for this time.

@@ -41,10 +41,10 @@
 //! pinning are not folded (`references`).
 
 use crate::follow::Following;
+use crate::map::Map;
 use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
-use crate::table::Table;
 use act::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_where_free, pages_equal};
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
@@ -148,11 +148,11 @@ impl Section {
     /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. `source` is `None` for zeros. Returns
     /// how long pages were out of reach.
     ///
-    /// `table` is the table's lock, held. The caller has seen in it that the whole run is private anonymous memory
+    /// `map` is the table's, whose lock is held. The caller has seen in it that the whole run is private anonymous memory
     /// that may be folded. The caller asked `references` at `generation` or later.
     pub fn fold(
         &mut self,
-        table: &mut Table,
+        map: &mut Map,
         run: PageRange,
         source: Option<Source<'_>>,
         generation: u64,
@@ -188,7 +188,7 @@ impl Section {
         let began = Instant::now();
         self.move_out(run, outcomes);
         self.judge(slots, generation, outcomes);
-        self.replace(table, run, source, outcomes);
+        self.replace(map, run, source, outcomes);
         self.end(run, source.is_none(), outcomes);
         // Only contents of folded pages are left on the stage.
         self.used += run.pages;
@@ -284,21 +284,21 @@ impl Section {
     }
 
     /// Replaces the pages that are equal and puts back the others.
-    fn replace(&self, table: &mut Table, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
+    fn replace(&self, map: &mut Map, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
         let mut at = 0;
         while at < outcomes.len() {
             let verdict = outcomes[at];
             let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             // Advice applies to a mapping as a whole, so a piece has one set of traits.
-            let piece = PageRange { pages: table.alike(piece), ..piece };
+            let piece = PageRange { pages: map.alike(piece), ..piece };
             let pages = piece.pages as usize;
             let failed = match (verdict, source) {
                 (Outcome::Folded, None) => {
-                    table.set_zeroed(piece);
+                    map.set_zeroed(piece);
                     None
                 }
-                (Outcome::Folded, Some(source)) => self.map(table, piece, source, at as u64).err(),
+                (Outcome::Folded, Some(source)) => self.map(map, piece, source, at as u64).err(),
                 (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
                 // These pages were never moved out.
                 _ => None,
@@ -311,15 +311,15 @@ impl Section {
         }
     }
 
-    fn map(&self, table: &mut Table, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
+    fn map(&self, map: &mut Map, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
         let slot = source.first.add(at as u32).ok_or(Outcome::Gone)?;
-        let traits = table.traits(piece).unwrap_or_default();
+        let traits = map.traits(piece).unwrap_or_default();
         let (kind, staged) = (Kind::Anonymous, Some(self.staged(at)));
         let placing = Placing { pool: source.pool, slot, traits, kind, staged };
         // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
         // then. The table's lock keeps other threads from mapping anything else there.
         unsafe { place(&self.following, placing, piece) }.map_err(|_| Outcome::NoVma)?;
-        table.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 });
+        map.set_folded(SlotRun { start: piece.start, slot, pages: piece.pages as u16 });
         Ok(())
     }
 

@@ -20,19 +20,21 @@ use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, donate, find_broken};
 use crate::follow::Following;
 use crate::forks::Forks;
+use crate::give_way::CHANGES_EVERY;
 use crate::link::Link;
 use crate::pool::Pool;
+use crate::program::Enrolment;
 use crate::round::Rounds;
 use crate::section::Section;
 use crate::table;
-use crate::turnover::{Change, LIFE};
 use crate::witness::Silence;
-use crate::world::{self, Enrolment};
-use crate::{arena, forks, give_way, home, hooks, keeper};
+use crate::world;
+use crate::{arena, forks, give_way, home, keeper, maps, program};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
 use page::PageRange;
+use policy::LIFE;
 use report::report;
 use rustix::fd::OwnedFd;
 use rustix::time::ClockId;
@@ -54,9 +56,6 @@ const STATS_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 const STATS_SOON: Duration = Duration::from_millis(100);
 /// Longest time between two looks at a state that nothing tells of: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Shortest and longest time between two looks, while the agent's thread rests, at what the program's threads have changed:
-/// 1 s, 5 s.
-pub const CHANGES_EVERY: (Duration, Duration) = (LOOK_EVERY, Duration::from_secs(5));
 /// Sleep of the agent's thread beyond which the program's changes wake it: 500 ms.
 const REST: Duration = Duration::from_millis(500);
 /// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
@@ -204,7 +203,7 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
     let mut agent = Agent::new(asked, files, enrolment)?;
     if is_child {
         let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
-        world::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
+        program::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
     }
     if is_child || agent.enrolment.is_some() && may_share_pages() {
         agent.rounds.leave_shared();
@@ -212,7 +211,7 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
     let mut pause = RECONNECT.0;
     let mut refusals = 0;
     loop {
-        if world::is_leaving() && agent.may_leave() && agent.leave() {
+        if program::is_leaving() && agent.may_leave() && agent.leave() {
             return Ok(());
         }
         if let Ok(link) = Link::connect(&agent.asked.socket) {
@@ -226,7 +225,7 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
                 pause = RECONNECT.0;
             }
         }
-        world::sleep(pause);
+        program::sleep(pause);
         pause = page::doubled(Some(pause), RECONNECT);
     }
 }
@@ -253,7 +252,7 @@ fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io:
 
 fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
     let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
-    if asked.all_anonymous || !world::HOOKED {
+    if asked.all_anonymous || !crate::HOOKED {
         // The program did not ask by itself, so it may change its memory in any way.
         following.expect_discards();
     }
@@ -356,7 +355,7 @@ impl Agent {
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
         self.folds_before = table::lock().folds();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, eager: self.asked.eager }))?;
-        while !world::is_leaving() {
+        while !program::is_leaving() {
             session.link.flush()?;
             while let Some((message, files)) = session.link.receive()? {
                 self.obey(session, message, files)?;
@@ -373,12 +372,12 @@ impl Agent {
     /// Tries to make all memory anonymous, so that the agent may leave. If `false`, the agent goes on with its work.
     fn may_leave(&mut self) -> bool {
         let Ok(folder) = &mut self.folder else { return true };
-        world::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
+        program::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
     }
 
     /// Leaves the process as it was before. Says whether it could.
     fn leave(&mut self) -> bool {
-        world::leave(&mut self.folder, &self.pagemap, self.asked.eager)
+        program::leave(&mut self.folder, &self.pagemap, self.asked.eager)
     }
 
     /// Waits for a message of the worker, for the follower's alarm, or for this time. An agent that rests looks
@@ -393,12 +392,13 @@ impl Agent {
         }
         let now = Instant::now();
         // Without hooks, a look also finds that the agent is to leave.
-        let longest = if world::HOOKED { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
+        let longest = if crate::HOOKED { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
         let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, longest));
         let waited = loop {
             let left = end.saturating_duration_since(Instant::now());
             let came = session.link.wait(left.min(piece), alarm);
-            let is_undisturbed = self.rounds.has_noticed_all() && give_way::wanted().is_empty() && !world::is_leaving();
+            let is_undisturbed =
+                self.rounds.has_noticed_all() && give_way::wanted().is_empty() && !program::is_leaving();
             if !matches!(came, Ok(false)) || !is_undisturbed || left <= piece {
                 break came;
             }
@@ -463,7 +463,7 @@ impl Agent {
             }
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
             (ToAgent::Room(pages), _) => session.room = pages,
-            (ToAgent::Leave, _) => world::be_told_to_leave(),
+            (ToAgent::Leave, _) => program::be_told_to_leave(),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),
         }
         Ok(())
@@ -537,7 +537,7 @@ impl Agent {
             && self.lost_track().is_none()
             && self.asked.refusal().is_none()
             && self.forks.rests(Instant::now()).is_none()
-            && !hooks::locks_future();
+            && !maps::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
                 if let Some(enrolment) = &mut self.enrolment {
@@ -639,7 +639,7 @@ impl Agent {
 
     /// Searches for written pages among the folded, and has broken ones fingerprinted, if it is time for that.
     fn look_at_broken(&mut self, pace: Pace, now: Instant) -> io::Result<()> {
-        if !self.broken_looks.is_due(now, self.rounds.change(now), self.rounds.rest_in(now)) {
+        if !self.broken_looks.is_due(now, self.rounds.cadence(now), self.rounds.rest_in(now)) {
             return Ok(());
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
@@ -663,7 +663,7 @@ impl Agent {
         let notes = folder.section().notes();
         let looked = self.rounds.look(&self.pagemap, notes, pace.pages_per_s, huge);
         self.stats.done.pages_scanned += looked.map_err(io::Error::other)?;
-        let idle = self.activity.is_idle(now) && self.rounds.change(now) == Change::Little;
+        let idle = self.activity.is_idle(now) && self.rounds.cadence(now).is_little;
         let hashed = report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
         self.stats.done.pages_hashed += hashed;
         session.told.notice_hashed(self.stats.done.pages_hashed);

@@ -15,19 +15,12 @@
 //! the same, and is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced
 //! while the threads are not known to be stopped ([`is_held`]).
 
-/// Whether hooks see what the program does.
-pub const HOOKED: bool = cfg!(target_env = "gnu");
-
 #[cfg(target_env = "gnu")]
 mod free {
-    use crate::fold::Folder;
-    use crate::section::Section;
-    use host::{Pagemap, Seqpacket};
+    use host::Seqpacket;
     use std::io;
     use std::path::Path;
     use wire::attach::Server;
-
-    pub use crate::resign::{be_told_to_leave, give_up_all, is_asked as is_leaving, sleep};
 
     /// Turns in which mappings may be replaced: at any time.
     #[derive(Debug)]
@@ -70,44 +63,15 @@ mod free {
 
     /// Forked children start agents by themselves.
     pub const fn tell_birth() {}
-
-    /// Stands for the search for memory in a process without hooks. With hooks, there is none.
-    #[derive(Debug)]
-    pub enum Enrolment {}
-
-    impl Enrolment {
-        /// Finds nothing.
-        pub const fn look(&mut self, _: &Section) {}
-
-        /// Finds nothing.
-        pub const fn look_before_fold(&mut self, _: &Section) {}
-    }
-
-    /// The library stays in a process that it was loaded into.
-    pub const fn leave(_: &mut Result<Folder, String>, _: &Pagemap, _: bool) -> bool {
-        true
-    }
 }
 
 #[cfg(target_env = "gnu")]
-pub use free::{
-    Enrolment, Turns, be_told_to_leave, connect, give_up_all, is_held, is_leaving, join, leave, sleep, tell_birth,
-};
-
-#[cfg(target_env = "gnu")]
-pub use crate::child::compare as compare_child;
+pub use free::{Turns, connect, is_held, join, tell_birth};
 
 #[cfg(not(target_env = "gnu"))]
 mod halted {
     use crate::cpu_time::cpu_time;
-    use crate::fold::Folder;
-    use crate::follow::{self, Following};
-    use crate::keeper;
-    use crate::leave::{Origin, inherited, restore};
     use crate::lock::Lock;
-    use crate::pool::Pool;
-    use crate::{gate, maps, table};
-    use act::{PROGRAMS, SharedMark, Userfault};
     use host::{Pagemap, Received, Seqpacket};
     use page::{HostVirt, PageRange};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -115,21 +79,14 @@ mod halted {
     use rustix::thread::gettid;
     use rustix::time::ClockId;
     use std::io;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
+    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::sync::{Arc, OnceLock};
     use std::time::{Duration, Instant};
-    use wire::MemberStats;
     use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
-    /// Time without a page that could be made private, after which the agent looks anew: 5 s.
-    const LEAVE_TIME: Duration = Duration::from_secs(5);
-    /// Number of such times after which the agent stays: 6. With eager folding, 2.
-    const LEAVE_TRIES: [u32; 2] = [6, 2];
     /// Shortest and longest time between two looks whether another program has taken the place of a killed one: 100 ms, 5 s.
     const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-    /// Time between two attempts at inherited memory: 50 ms.
-    const AGAIN: Duration = Duration::from_millis(50);
     /// Time after which the program's threads get their turn: 4 ms.
     const TURN: Duration = Duration::from_millis(4);
     /// Time after which the program's threads get their turn even if the agent's thread had no processor for half of
@@ -155,7 +112,7 @@ mod halted {
     static LEAVING: AtomicBool = AtomicBool::new(false);
     static HERE: OnceLock<FromAttached> = OnceLock::new();
     static LEFT: OnceLock<FromAttached> = OnceLock::new();
-    static LEASES: OnceLock<Vec<PageRange>> = OnceLock::new();
+    static GATE: OnceLock<HostVirt> = OnceLock::new();
     static HELD: Lock<Option<Instant>> = Lock::new(None);
 
     /// Turns in which mappings may be replaced.
@@ -186,27 +143,6 @@ mod halted {
         files.for_each(host::lend_userfaultfd_device);
         let _ = CHANNEL.set(channel);
         Ok(pagemap)
-    }
-
-    /// Records the leases that this process has inherited from a member that forked it. To be called before this
-    /// process has a lease of its own.
-    pub fn know_leases() {
-        let _ = LEASES.set(leases());
-    }
-
-    fn leases() -> Vec<PageRange> {
-        let all = maps::mappings(table::everything(), false).unwrap_or_default();
-        all.into_iter().filter(|mapping| mapping.lease).map(|mapping| mapping.range).collect()
-    }
-
-    /// To be called when nothing of the pool is mapped any more.
-    fn drop_inherited_leases() {
-        let Some(inherited) = LEASES.get().filter(|inherited| !inherited.is_empty()) else { return };
-        for lease in leases().into_iter().filter(|lease| inherited.contains(lease)) {
-            // SAFETY: the kernel lists it as a lease, and it was one before this agent had one of its own. The program knows
-            // nothing of it.
-            drop(unsafe { SharedMark::inherited(lease.start) });
-        }
     }
 
     /// Records the addresses of the agent's object, and whether the agent folds all private anonymous memory. A
@@ -267,12 +203,9 @@ mod halted {
         LEAVING.load(Ordering::Relaxed)
     }
 
-    /// The program beside it tells an agent without hooks to leave, and no worker does.
-    pub const fn be_told_to_leave() {}
-
-    /// Everything is made anonymous while the agent leaves.
-    pub const fn give_up_all(_: &mut Folder, _: (&Pagemap, &Pool), _: &mut MemberStats) -> bool {
-        true
+    /// Notes that the agent stays, although it was told to leave.
+    pub fn stay() {
+        LEAVING.store(false, Ordering::Relaxed);
     }
 
     /// Sleeps. For the agent's thread.
@@ -280,63 +213,9 @@ mod halted {
         std::thread::sleep(time);
     }
 
-    /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread. False if
-    /// the agent stays, and goes on with its work: something holds pages that map the pool, and does not let them go.
-    pub fn leave(all: &mut Result<Folder, String>, pagemap: &Pagemap, is_eager: bool) -> bool {
-        let Ok(folder) = all else { return true };
-        // The worker has not told this agent of all segments of a pool whose mappings this process has inherited.
-        maps::know_named_pools();
-        let mut tries = 0..LEAVE_TRIES[usize::from(is_eager)];
-        if !tries.any(|_| restore(folder, pagemap, LEAVE_TIME, Origin::Folded)) {
-            LEAVING.store(false, Ordering::Relaxed);
-            // While the agent leaves, the other side leads no calls there.
-            gate::range().inspect(|gate| tell_gate(gate.start));
-            return false;
-        }
-        while !follow::wait_for_keeper() {}
-        loop {
-            match restore_inherited(folder, pagemap) {
-                Ok(true) => break,
-                Ok(false) => {}
-                // The keeper may be starting again.
-                Err(()) => std::thread::sleep(AGAIN),
-            }
-        }
-        drop_inherited_leases();
-        let following = Arc::clone(folder.section().following());
-        *all = Err(String::new());
-        following.retire();
-        true
-    }
-
-    /// Makes private what another follower looks after, because this process has inherited it from a member. Says whether nothing of
-    /// that is left.
-    fn restore_inherited(folder: &mut Folder, pagemap: &Pagemap) -> Result<bool, ()> {
-        let Some(page) = inherited(folder.section().following())? else { return Ok(true) };
-        let (lent, claim) = keeper::borrow(page).map_err(drop)?;
-        let following = Following::start(lent, true, PathBuf::new()).map_err(drop)?;
-        following.expect_discards();
-        following.publish();
-        folder.follow_by(&following);
-        while !restore(folder, pagemap, LEAVE_TIME, Origin::Inherited) {}
-        while !follow::wait_for_keeper() {}
-        following.retire();
-        following.wait_for_end();
-        // From here on, the others that have this userfaultfd open follow the child.
-        drop(claim);
-        // Threads that sleep on other memory try again, and are answered.
-        let _ = following.watch().wake(PROGRAMS);
-        Ok(false)
-    }
-
-    /// An agent that was put into a process begins in none of its forked children.
-    #[expect(clippy::unnecessary_wraps, reason = "in place of what can fail")]
-    pub const fn compare_child(_: Option<&Userfault>) -> Result<(), ()> {
-        Ok(())
-    }
-
     /// Says where the gate lies, so that the program's calls are led to it.
     pub fn tell_gate(place: HostVirt) {
+        let _ = GATE.set(place);
         // The program's threads need not stand still for that.
         let threads = THREADS.lock().clone();
         send(&FromAttached::Threads(threads));
@@ -481,7 +360,7 @@ mod halted {
                 let threads = FromAttached::Threads(THREADS.lock().clone());
                 send(&threads);
                 // The former `pagefold-attach` may not have led all calls to the gate.
-                gate::range().filter(|_| LEFT.get().is_none()).map(|gate| send(&FromAttached::Gate(gate.start)));
+                GATE.get().filter(|_| LEFT.get().is_none()).map(|place| send(&FromAttached::Gate(*place)));
                 HERE.get().map(send);
                 // The new `pagefold-attach` begins to serve now.
                 LEFT.get().filter(|_| send(&threads)).map(send);
@@ -494,9 +373,5 @@ mod halted {
 
 #[cfg(not(target_env = "gnu"))]
 pub use halted::{
-    Turns, ask, be_told_to_leave, compare_child, connect, give_up_all, is_held, is_leaving, join, know, know_leases,
-    leave, left, open, sleep, tell_birth, tell_gate, wait_for_end,
+    Turns, ask, connect, is_held, is_leaving, join, know, left, open, sleep, stay, tell_birth, tell_gate, wait_for_end,
 };
-
-#[cfg(not(target_env = "gnu"))]
-pub use crate::enrol::Enrolment;

@@ -54,7 +54,7 @@ impl Folder {
         let Ok(generation) = self.surveyed else { return };
         let (mut at, mut tries) = (0, TRIES);
         while at < parts.len() {
-            self.take_turns();
+            self.yields.yield_if_due();
             if !self.hold() {
                 parts[at..].iter().for_each(|part| all[part.at..][..part.range.pages as usize].fill(Outcome::Busy));
                 return;
@@ -88,7 +88,7 @@ impl Folder {
             for part in &group[..done] {
                 let outcomes = &all[part.at..part.at + part.range.pages as usize];
                 stats.done.refolds += outcomes.iter().filter(|o| **o == Outcome::Folded).count() as u64;
-                self.runs_since_count += 1;
+                self.vmas.note_run();
             }
             at += done;
         }

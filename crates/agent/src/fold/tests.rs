@@ -220,29 +220,3 @@ fn discards_are_known_of_children_whose_birth_is_read_late() {
         assert!(following.hold().all_discarded().is_empty(), "something is left to be settled");
     }
 }
-
-/// By the account alone, a state said that no mappings are left, until they were counted anew: on a busy machine after many minutes.
-#[test]
-fn mappings_are_counted_before_none_are_said_to_be_left() {
-    let Some(section) = crate::testing::section() else { return };
-    let mut folder = Folder::new(section, Some(10_000), PathBuf::from("/nonexistent")).unwrap();
-    folder.tidy();
-    folder.count_due = Instant::now() + std::time::Duration::from_secs(1000);
-    folder.runs_since_count = 6000;
-    assert!(folder.is_out_of_vmas());
-    folder.tidy();
-    assert!(!folder.is_out_of_vmas() && folder.vmas() > 0);
-}
-
-/// The list of an idle guest's thousands of mappings was read every ten seconds.
-#[test]
-fn mappings_are_counted_rarely_where_nothing_is_folded() {
-    let Some(section) = crate::testing::section() else { return };
-    let mut folder = Folder::new(section, Some(10_000), PathBuf::from("/nonexistent")).unwrap();
-    let mut counts = |runs: u64| {
-        (folder.vmas, folder.runs_since_count, folder.count_due) = (0, runs, Instant::now());
-        folder.tidy();
-        folder.vmas > 0
-    };
-    assert_eq!([0, 0, 1, 0].map(&mut counts), [true, false, true, false]);
-}

@@ -36,7 +36,7 @@ impl Folder {
             }
         }
         self.turns.rest();
-        self.count_due = Instant::now();
+        self.vmas.hurry(Instant::now());
         all <= most
     }
 
@@ -54,7 +54,7 @@ impl Folder {
             let _ = self.withdraw_piece(with, piece, stats);
         }
         self.turns.rest();
-        self.count_due = Instant::now();
+        self.vmas.hurry(Instant::now());
     }
 
     fn withdraw_piece(

@@ -1,6 +1,6 @@
 //! Memory that is mapped, unmapped, protected and locked: `mmap`, `munmap`, `mprotect`, `mlock` and their kin.
 
-use super::{ALL, LOCK_FUTURE, State, ask, enter, range, state};
+use super::{ALL, State, ask, enter, range, state};
 use crate::maps;
 use crate::raw::{self, Answer, c_answer};
 use crate::table::{Shut, Table, Traits};
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     // SAFETY: locking changes no contents.
     let answer = unsafe { raw::call(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) };
     if answer == 0 && enter().is_some() {
-        LOCK_FUTURE.store(flags & MCL_FUTURE != 0, Ordering::Relaxed);
+        maps::lock_future(flags & MCL_FUTURE != 0);
     }
     c_answer(answer) as c_int
 }
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn munlockall() -> c_int {
     if answer == 0
         && let Some(table) = &mut table
     {
-        LOCK_FUTURE.store(false, Ordering::Relaxed);
+        maps::lock_future(false);
         table.open(everything(), Shut::Locked);
     }
     drop(table);

@@ -1,20 +1,13 @@
 //! The broken pages of a member. They are fingerprinted now and then, the more seldom the less they rest. While more
 //! changes, they are looked at every few seconds at least.
 
-use crate::table::bits::CHUNK_PAGES;
-use crate::turnover::{Change, Worth};
-use page::{Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
+use page::{CHUNK_PAGES, Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
+use policy::{Cadence, TODAY, Worth};
 use std::collections::BTreeMap;
 
-/// Shortest and longest time after which a broken page is looked at again, in seconds.
-pub const AGAIN: (u32, u32) = (2, 128);
-const _: () = assert!(AGAIN.1 <= u8::MAX as u32, "as it is kept for each page");
-/// Longest time after which a broken page is looked at again, in seconds, while the time decides which pages are worth
-/// folding ([`Change::Some`]).
-const BUSY: u32 = 4;
-/// Longest time after which a broken page is looked at again, in seconds, while much changes.
-const BUSIEST: u32 = 2;
-
+/// Longest time after which a broken page is looked at again, in seconds.
+const LONGEST: u32 = TODAY.seldom.broken_longest;
+const _: () = assert!(LONGEST <= u8::MAX as u32, "as it is kept for each page");
 /// The delay from which on all pages count as equally late, in seconds.
 const LATEST: usize = 255;
 
@@ -41,20 +34,9 @@ pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
     /// Replaces the list by these broken pages, given as ordered ranges. Returns the pages that are due: at most
-    /// `budget`, those that have waited longest. A new page is due at once, and again after `wait` seconds. The more of
-    /// the memory changes, the more often pages are due.
-    pub fn look(
-        &mut self,
-        ranges: &[PageRange],
-        now: u32,
-        budget: u64,
-        (wait, change): (u32, Change),
-    ) -> Vec<PageRange> {
-        let longest = match change {
-            Change::Little | Change::MuchForLong => AGAIN.1,
-            Change::Some => BUSY,
-            Change::Much => BUSIEST,
-        };
+    /// `budget`, those that have waited longest. A new page is due at once.
+    pub fn look(&mut self, ranges: &[PageRange], now: u32, budget: u64, cadence: Cadence) -> Vec<PageRange> {
+        let Cadence { broken_first: wait, broken_longest: longest, .. } = cadence;
         let mut before = std::mem::take(&mut self.0);
         let mut pages = ranges.iter().flat_map(|range| range.start.page()..range.end().page()).peekable();
         while let Some(key) = pages.peek().map(|page| page / CHUNK_PAGES) {
@@ -95,7 +77,7 @@ impl BrokenPageList {
                     left = fewer;
                 }
                 // Fingerprinting sets this anew.
-                entry.due = now + AGAIN.1;
+                entry.due = now + LONGEST;
                 let start = HostVirt((key * CHUNK_PAGES + u64::from(entry.at)) << PAGE_SHIFT);
                 match due.last_mut() {
                     Some(last) if last.end() == start => last.pages += 1,
@@ -133,7 +115,7 @@ impl BrokenPageList {
             }
             if !is_new {
                 // A page that has changed is likely to change again, and one that has not is known.
-                entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { AGAIN.1 }) as u8;
+                entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { LONGEST }) as u8;
             }
             entry.due = now + u32::from(entry.wait);
         }
@@ -183,6 +165,9 @@ fn find(broken: &[BrokenPage], page: u64) -> Option<usize> {
 mod tests {
     use super::*;
 
+    /// The cadence of a member that is folded as fast as can be.
+    const EAGER: Cadence = Cadence { broken_first: 0, ..TODAY.busy };
+
     #[test]
     fn resting_page_is_told_once_and_again_on_demand() {
         let mut list = BrokenPageList::default();
@@ -190,7 +175,7 @@ mod tests {
         let (mut now, first) = (0, 2 * CHUNK_PAGES - 1);
         let mut tell = |list: &mut BrokenPageList, contents: [u64; 3]| {
             now += 4;
-            assert_eq!(list.look(&[pages(first, 3)], now, u64::MAX, (0, Change::Some)), [pages(first, 3)]);
+            assert_eq!(list.look(&[pages(first, 3)], now, u64::MAX, EAGER), [pages(first, 3)]);
             list.have_rested(pages(first, 1).start, &contents.map(Fingerprint), now, (0, Worth::All)).0
         };
         assert_eq!(tell(&mut list, [1, 2, 3]), [false; 3]);
@@ -199,7 +184,7 @@ mod tests {
         list.tell_again(pages(first + 1, 5));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false, true, true]);
         // A page that is no longer broken is forgotten: beside one that still is, and with its whole chunk.
-        list.look(&[pages(first + 2, 1)], 17, u64::MAX, (0, Change::Some));
+        list.look(&[pages(first + 2, 1)], 17, u64::MAX, EAGER);
         list.have_rested(pages(first + 2, 1).start, &[Fingerprint(30)], 17, (0, Worth::All));
         assert_eq!((list.0.len(), list.entry(first).is_none(), list.entry(first + 2).is_some()), (1, true, true));
         assert_eq!(tell(&mut list, [1, 2, 30]), [false; 3]);
@@ -212,7 +197,7 @@ mod tests {
     fn page_that_is_broken_again_between_two_looks_is_told_again() {
         let (mut list, page) = (BrokenPageList::default(), PageRange { start: HostVirt(0), pages: 1 });
         let told = |list: &mut BrokenPageList, now| {
-            assert_eq!(list.look(&[page], now, u64::MAX, (2, Change::Little)), [page]);
+            assert_eq!(list.look(&[page], now, u64::MAX, TODAY.seldom), [page]);
             list.have_rested(page.start, &[Fingerprint(1)], now, (2, Worth::All)).0 == [true]
         };
         assert_eq!([0, 2, 6].map(|now| told(&mut list, now)), [false, true, false]);
@@ -226,32 +211,31 @@ mod tests {
         let (mut seen, mut now) = (vec![0; all.pages as usize], 0);
         for _ in 0..6 {
             now += 1;
-            let due = list.look(&[all], now, CHUNK_PAGES / 3 + 1, (2, Change::Little));
+            let due = list.look(&[all], now, CHUNK_PAGES / 3 + 1, TODAY.seldom);
             assert!(due.iter().map(|range| range.pages).sum::<u64>() <= CHUNK_PAGES / 3 + 1);
             due.iter()
                 .flat_map(|range| range.start.page()..range.end().page())
                 .for_each(|page| seen[page as usize] += 1);
         }
         assert!(seen.iter().all(|times| *times == 1), "{seen:?}");
-        assert!(list.look(&[all], now, 0, (2, Change::Little)).is_empty());
+        assert!(list.look(&[all], now, 0, TODAY.seldom).is_empty());
     }
 
     #[test]
     fn broken_pages_are_due_sooner_the_more_changes() {
         let page = [PageRange { start: HostVirt(0), pages: 1 }];
-        for (change, after) in [(Change::Much, 2), (Change::Some, 4), (Change::Little, 128), (Change::MuchForLong, 128)]
-        {
+        for (cadence, after) in [(TODAY.busiest, 2), (TODAY.busy, 4), (TODAY.seldom, 128)] {
             let (mut list, mut now) = (BrokenPageList::default(), 0);
-            assert_eq!(list.look(&page, now, u64::MAX, (2, change)), page);
+            assert_eq!(list.look(&page, now, u64::MAX, cadence), page);
             // The page has stayed the same for long.
             for _ in 0..8 {
                 now += 128;
-                assert_eq!(list.look(&page, now, u64::MAX, (2, change)), page);
+                assert_eq!(list.look(&page, now, u64::MAX, cadence), page);
                 list.have_rested(page[0].start, &[Fingerprint(1)], now, (2, Worth::All));
             }
-            list.look(&page, now, u64::MAX, (2, change));
+            list.look(&page, now, u64::MAX, cadence);
             assert_eq!(
-                (1..200).find(|second| !list.look(&page, now + second, u64::MAX, (2, change)).is_empty()),
+                (1..200).find(|second| !list.look(&page, now + second, u64::MAX, cadence).is_empty()),
                 Some(after)
             );
         }

@@ -12,12 +12,12 @@ fn ranges(list: &[(u64, u64)]) -> Vec<PageRange> {
 #[test]
 fn costly_rounds_are_rare_also_while_much_changes() {
     let seconds = |cost: u64| {
-        [Change::Much, Change::Some, Change::Little, Change::MuchForLong]
-            .map(|change| apart(Duration::from_millis(cost), pace(change)).as_secs_f32())
+        [TODAY.busiest, TODAY.busy, TODAY.seldom]
+            .map(|cadence| apart(Duration::from_millis(cost), cadence).as_secs_f32())
     };
-    assert_eq!(seconds(0), [1.0, 0.1, 0.1, 0.1]);
-    assert_eq!(seconds(20), [1.0, 2.0, 8.0, 8.0]);
-    assert_eq!(seconds(200), [5.0, 10.0, 10.0, 10.0]);
+    assert_eq!(seconds(0), [1.0, 0.1, 0.1]);
+    assert_eq!(seconds(20), [1.0, 2.0, 8.0]);
+    assert_eq!(seconds(200), [5.0, 10.0, 10.0]);
 }
 
 #[test]
@@ -29,8 +29,8 @@ fn rounds_come_ever_more_rarely_while_nothing_changes() {
 /// Has a long time pass since the last change, after a round that is just over.
 fn rest_long(rounds: &mut Rounds) {
     let now = Instant::now();
-    rounds.last_change = now.checked_sub(Duration::from_secs(60)).unwrap();
-    rounds.next = now + rest(now - rounds.last_change);
+    rounds.clock.last_change = now.checked_sub(Duration::from_secs(60)).unwrap();
+    rounds.clock.next = now + rest(now - rounds.clock.last_change);
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn change_ends_rest() {
     assert!(!is_at_rest(&rounds));
     // It writes, and a round finds that.
     rest_long(&mut rounds);
-    rounds.next = Instant::now();
+    rounds.clock.next = Instant::now();
     write(&memory, 1, 7);
     round(&mut rounds, &guard, &memory, None);
     assert!(!is_at_rest(&rounds));
@@ -76,12 +76,12 @@ fn few_writes_do_not_end_rest() {
     table::lock().follow_forks(true);
     let (memory, mut rounds) = (written(256), Rounds::new(true, false).unwrap());
     // A burst that goes on however slow this is: no page is worth folding.
-    rounds.turnover = Turnover::new(Instant::now() + Duration::from_secs(3600));
+    rounds.policy = Policy::new(&TODAY, false, Instant::now() + Duration::from_secs(3600));
     rounds.notice_changes(Instant::now());
     (0..2).for_each(|_| drop(round(&mut rounds, &guard, &memory, None)));
     let mut is_at_rest_after = |pages: u64| {
         rest_long(&mut rounds);
-        rounds.next = Instant::now();
+        rounds.clock.next = Instant::now();
         (0..pages).for_each(|page| write(&memory, page, 7));
         round(&mut rounds, &guard, &memory, None);
         rounds.due_in(Instant::now()) > Duration::from_secs(5)
@@ -112,11 +112,11 @@ fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
     // Present, and watched by nobody: the program has locked it.
     table::lock().shut(shut.range(), table::Shut::Locked);
     let mut rounds = Rounds::new(true, false).unwrap();
-    rounds.turnover = Turnover::new(Instant::now() + Duration::from_secs(3600));
+    rounds.policy = Policy::new(&TODAY, false, Instant::now() + Duration::from_secs(3600));
     let mut look = || {
         rounds.notice_changes(Instant::now());
         rest_long(&mut rounds);
-        (rounds.next, rounds.armed) = (Instant::now(), Instant::now());
+        (rounds.clock.next, rounds.watching.armed) = (Instant::now(), Instant::now());
         rounds.huge.forget();
         rounds.look(&pagemap, Some(&guard), None, true).unwrap();
         let looked_at: u64 = rounds.rested.iter().map(|rested| rested.range.pages).sum();

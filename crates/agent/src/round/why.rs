@@ -11,8 +11,8 @@ impl Rounds {
     /// For each of these pages why it was not reported; [`Why::Other`] where it was. The next round comes sooner: the asker may wait for
     /// what it finds.
     pub fn why(&mut self, pagemap: &Pagemap, ranges: &[PageRange]) -> Vec<Why> {
-        self.next = self.next.min(self.last + self.soon());
-        let worth = self.worth(Instant::now());
+        self.clock.next = self.clock.next.min(self.clock.last + self.soon());
+        let worth = self.policy.admit(Instant::now());
         let mut reasons = Vec::new();
         for range in ranges {
             let table = table::lock();

@@ -1,120 +1,18 @@
-//! The table against a model that knows each page by itself.
-
-mod backoff;
+//! The map together with its history. Pages with short-lived folds are left alone for a while (`policy::History`).
 
 use super::*;
-use crate::turnover::{QuietInterval, moment};
-use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use page::{CHUNK_PAGES, PAGE_SHIFT, PoolSlot};
+use policy::{MOMENTS, moment};
+use std::collections::BTreeSet;
 
-/// Queries for tests.
-impl Table {
-    /// The slot that a page maps.
-    pub fn slot(&self, page: HostVirt) -> Option<PoolSlot> {
-        self.chunks.get(&(page.page() / CHUNK_PAGES))?.slot(page.page() % CHUNK_PAGES)
-    }
-
-    /// Number of pages that are pending and could rest.
-    pub fn backlog(&self) -> u64 {
-        let waiting = |key: u64, chunk: &Chunk| {
-            chunk.pending.without(chunk.pooled()).and(open_pages(&self.extents, key, self.follows_forks)).count()
-        };
-        self.chunks.iter().map(|(key, chunk)| waiting(*key, chunk)).sum()
-    }
-}
-
-/// The empty table of a member whose children are followed.
-fn table() -> Table {
-    Table { follows_forks: true, ..Table::new() }
-}
-
-/// Pages of the model.
-const PAGES: u64 = 1600;
-/// Number of the page that is the model's page 0: within a chunk, not at its beginning.
+/// Number of the page that is the tests' page 0: within a chunk, not at its beginning.
 const BASE: u64 = 0x7f00_0000_0000 / 4096 + 300;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Page {
-    traits: Option<Traits>,
-    pending: bool,
-    zeroed: bool,
-    broken: bool,
-    slot: Option<u32>,
-}
-
-impl Page {
-    fn pooled(self) -> bool {
-        self.broken || self.slot.is_some()
-    }
-
-    fn foldable(self) -> bool {
-        self.traits.is_some_and(|traits| traits.open(true)) && !self.pooled()
-    }
-}
-
-struct Model {
-    pages: Vec<Page>,
-    released: BTreeMap<(u64, u32), usize>,
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Ask(u64, u64),
-    Unask(u64, u64),
-    Forget(u64, u64),
-    Discard(u64, u64),
-    Shut(u64, u64, Shut),
-    Open(u64, u64, Shut),
-    DontFork(u64, u64, bool),
-    Protect(u64, u64, u8),
-    Relocate(u64, u64, u64),
-    Folded(u64, u64, u32),
-    Zeroed(u64, u64),
-    Broken(u64, u64),
-    Private(u64, u64),
-    Pending(u64, u64),
-    Rest(Vec<(u64, u64)>),
-}
-
-fn range_strategy() -> impl Strategy<Value = (u64, u64)> {
-    (0..PAGES, 1_u64..700).prop_map(|(first, count)| (first, count.min(PAGES - first)))
-}
-
-fn shut_strategy() -> impl Strategy<Value = Shut> {
-    prop_oneof![Just(Shut::Locked), Just(Shut::Yielded), Just(Shut::Special)]
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let range = range_strategy;
-    prop_oneof![
-        3 => range().prop_map(|(a, n)| Step::Ask(a, n)),
-        1 => range().prop_map(|(a, n)| Step::Unask(a, n)),
-        1 => range().prop_map(|(a, n)| Step::Forget(a, n)),
-        1 => range().prop_map(|(a, n)| Step::Discard(a, n)),
-        1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Shut(a, n, why)),
-        1 => (range(), shut_strategy()).prop_map(|((a, n), why)| Step::Open(a, n, why)),
-        1 => (range(), any::<bool>()).prop_map(|((a, n), on)| Step::DontFork(a, n, on)),
-        1 => (range(), prop_oneof![Just(0), Just(1), Just(READ_WRITE)])
-            .prop_map(|((a, n), access)| Step::Protect(a, n, access)),
-        1 => (0..PAGES / 2, 1..PAGES / 2, 0..PAGES / 2).prop_map(|(from, n, to)| {
-            // A move never overlaps itself.
-            let n = n.min(PAGES / 2 - from).min(PAGES / 2 - to);
-            Step::Relocate(from, n, to + PAGES / 2)
-        }),
-        3 => (range(), 0_u32..5000).prop_map(|((a, n), slot)| Step::Folded(a, n, slot)),
-        1 => range().prop_map(|(a, n)| Step::Zeroed(a, n)),
-        2 => range().prop_map(|(a, n)| Step::Broken(a, n)),
-        1 => range().prop_map(|(a, n)| Step::Private(a, n)),
-        2 => range().prop_map(|(a, n)| Step::Pending(a, n)),
-        2 => proptest::collection::vec(range(), 0..4).prop_map(Step::Rest),
-    ]
-}
-
 fn real(first: u64, count: u64) -> PageRange {
-    pages(BASE + first, BASE + first + count)
+    PageRange { start: HostVirt((BASE + first) << PAGE_SHIFT), pages: count }
 }
 
-/// The model's pages of ranges of the table.
+/// The tests' pages of ranges of the table.
 fn listed(ranges: &[PageRange]) -> BTreeSet<u64> {
     let pages = |range: &PageRange| {
         let first = range.start.page() - BASE;
@@ -123,251 +21,162 @@ fn listed(ranges: &[PageRange]) -> BTreeSet<u64> {
     ranges.iter().flat_map(pages).collect()
 }
 
-impl Model {
-    fn each(&mut self, first: u64, count: u64, f: impl Fn(&mut Page)) {
-        for at in first..first + count {
-            let page = &mut self.pages[at as usize];
-            let before = page.slot;
-            f(page);
-            if let Some(slot) = before.filter(|slot| page.slot != Some(*slot)) {
-                *self.released.entry((at, slot)).or_default() += 1;
-            }
-        }
-    }
-
-    fn apply(&mut self, step: &Step) {
-        let gone = |page: &mut Page| *page = Page { traits: page.traits, ..Page::default() };
-        match *step {
-            Step::Ask(a, n) => {
-                self.each(a, n, |p| p.traits = Some(Traits { asked: true, ..p.traits.unwrap_or_default() }))
-            }
-            Step::Unask(a, n) => self.each(a, n, |p| p.traits = p.traits.map(|t| Traits { asked: false, ..t })),
-            Step::Forget(a, n) => self.each(a, n, |p| *p = Page::default()),
-            Step::Discard(a, n) => self.each(a, n, gone),
-            Step::Shut(a, n, why) => {
-                self.each(a, n, |p| p.traits = p.traits.map(|t| Traits { shut: t.shut | why as u8, ..t }))
-            }
-            Step::Open(a, n, why) => {
-                self.each(a, n, |p| p.traits = p.traits.map(|t| Traits { shut: t.shut & !(why as u8), ..t }))
-            }
-            Step::DontFork(a, n, on) => self.each(a, n, |p| {
-                p.traits = p.traits.map(|t| Traits { advice: Advice { dont_fork: on, ..t.advice }, ..t });
-            }),
-            Step::Protect(a, n, access) => {
-                self.each(a, n, |p| p.traits = p.traits.map(|t| Traits { access, ..t }));
-            }
-            Step::Relocate(from, n, to) => {
-                let moved: Vec<Page> = self.pages[from as usize..(from + n) as usize].to_vec();
-                for (at, page) in moved.into_iter().enumerate() {
-                    self.each(to + at as u64, 1, |p| *p = page);
-                    self.pages[from as usize + at] = Page::default();
-                }
-            }
-            Step::Folded(a, n, slot) => {
-                for at in a..a + n {
-                    // A slot that is replaced by itself is released and taken anew.
-                    self.each(at, 1, gone);
-                    self.pages[at as usize].slot = Some(slot + (at - a) as u32);
-                }
-            }
-            Step::Zeroed(a, n) => self.each(a, n, |p| *p = Page { traits: p.traits, zeroed: true, ..Page::default() }),
-            Step::Broken(a, n) => self.each(a, n, |p| *p = Page { traits: p.traits, broken: true, ..Page::default() }),
-            Step::Private(a, n) => {
-                self.each(a, n, |p| *p = Page { traits: p.traits, pending: p.pending, ..Page::default() })
-            }
-            Step::Pending(a, n) => self.each(a, n, |p| (p.pending, p.zeroed) = (true, false)),
-            Step::Rest(_) => {}
-        }
-    }
-
-    fn rest(&mut self, written: &[(u64, u64)]) -> BTreeSet<u64> {
-        let is_written = |at: u64| written.iter().any(|(a, n)| at >= *a && at < a + n);
-        let mut rested = BTreeSet::new();
-        for (at, page) in self.pages.iter_mut().enumerate() {
-            if is_written(at as u64) {
-                if page.traits.is_some_and(|t| t.asked) {
-                    (page.pending, page.zeroed) = (true, false);
-                }
-            } else if page.pending && page.foldable() {
-                page.pending = false;
-                rested.insert(at as u64);
-            }
-        }
-        rested
-    }
+/// The empty table of a member whose children are followed.
+fn table() -> Table {
+    let mut table = Table::new();
+    table.follow_forks(true);
+    table
 }
 
-/// Whether the step is one that may happen: the agent does its part only to known memory.
-fn may_apply(model: &Model, step: &Step) -> bool {
-    let known = |a: u64, n: u64| model.pages[a as usize..(a + n) as usize].iter().all(|page| page.traits.is_some());
-    match *step {
-        Step::Folded(a, n, _) | Step::Zeroed(a, n) | Step::Broken(a, n) | Step::Pending(a, n) => known(a, n),
-        Step::Relocate(from, n, _) => n > 0 && known(from, n),
-        _ => true,
-    }
+/// Pages that may be folded when no page is left alone: broken ones, rested ones, and all.
+const ALL: (usize, usize, usize) = (5, 4, 700);
+/// The same when all pages with short-lived folds are left alone.
+const WITHOUT: (usize, usize, usize) = (0, 0, 691);
+
+/// Folds 18 pages, 8 of them as zeros.
+fn fold(table: &mut Table, now: u32) {
+    table.set_time(now, None);
+    table.set_private(real(0, 10));
+    table.set_folded(SlotRun { start: real(0, 10).start, slot: PoolSlot::new(0, 7).unwrap(), pages: 10 });
+    table.set_zeroed(real(600, 8));
 }
 
-fn run_step(table: &mut Table, step: &Step) {
-    match *step {
-        Step::Ask(a, n) => table.ask(real(a, n)),
-        Step::Unask(a, n) => table.unask(real(a, n)),
-        Step::Forget(a, n) => table.forget(real(a, n)),
-        Step::Discard(a, n) => table.discard(real(a, n)),
-        Step::Shut(a, n, why) => table.shut(real(a, n), why),
-        Step::Open(a, n, why) => table.open(real(a, n), why),
-        Step::DontFork(a, n, on) => table.advise(real(a, n), |advice| advice.dont_fork = on),
-        Step::Protect(a, n, access) => table.protect(real(a, n), access),
-        Step::Relocate(from, n, to) => table.relocate(real(from, n), real(to, 1).start),
-        Step::Folded(a, n, slot) => {
-            table.set_folded(SlotRun { start: real(a, n).start, slot: PoolSlot::from_bits(slot), pages: n as u16 })
-        }
-        Step::Zeroed(a, n) => table.set_zeroed(real(a, n)),
-        Step::Broken(a, n) => table.set_broken(real(a, n)),
-        Step::Private(a, n) => table.set_private(real(a, n)),
-        Step::Pending(a, n) => table.set_pending(real(a, n)),
-        Step::Rest(_) => {}
-    }
+/// Writes half of those pages, folded or not.
+fn write(table: &mut Table, now: u32) {
+    table.set_time(now, None);
+    table.set_broken(real(0, 5));
+    table.seen_written(real(0, 5));
+    table.rest((&[real(600, 4)], &[]), 0, Worth::All);
 }
 
-fn compare(table: &Table, model: &Model) -> Result<(), TestCaseError> {
-    let all = real(0, PAGES);
-    let which = |pick: fn(&Page) -> bool| -> BTreeSet<u64> {
-        (0..PAGES).filter(|at| pick(&model.pages[*at as usize])).collect()
+/// Pages that may be folded at this second by each way of asking: broken ones, rested ones, and all.
+fn open(table: &mut Table, now: u32) -> (usize, usize, usize) {
+    table.set_time(now, None);
+    let again = listed(&table.refoldable());
+    let all = listed(&table.worth_folding(real(0, 700), Worth::All));
+    assert!(again.is_subset(&all));
+    let rested = listed(&table.rest((&[], &[]), u64::MAX, Worth::All));
+    assert!(rested.is_subset(&all));
+    table.set_pending(real(600, 4));
+    (again.len(), rested.len(), all.len())
+}
+
+/// A table whose pages were folded this often in a row and written 28 s later each time; and the second of the last write.
+fn short_lived(times: u32) -> (Table, u32) {
+    let mut table = table();
+    table.ask(real(0, 700));
+    for now in (1..=times).map(|time| time * 40) {
+        fold(&mut table, now - 28);
+        write(&mut table, now);
+    }
+    assert_eq!(table.folds(), (18 * u64::from(times), 9 * u64::from(times)));
+    (table, times * 40)
+}
+
+/// A program that discards its memory time and again is not to pay for mappings of the pool each time.
+#[test]
+fn fold_is_short_lived_if_discarded_within_a_minute() {
+    let mut table = table();
+    table.ask(real(0, 700));
+    let folded_then_discarded = |table: &mut Table, (fold_at, discard_at): (u32, u32)| {
+        fold(table, fold_at);
+        table.set_time(discard_at, None);
+        let before = table.folds().1;
+        table.discard(real(0, 3));
+        // Zeros that were given back cost no mapping.
+        table.discard(real(600, 8));
+        table.folds().1 - before
     };
-    let mut foldable = Vec::new();
-    table.foldable(&mut foldable);
-    prop_assert!(foldable.windows(2).all(|pair| pair[0].end().0 < pair[1].start.0), "{:?}", foldable);
-    prop_assert_eq!(listed(&foldable), which(|page| page.foldable()));
-    prop_assert_eq!(listed(&table.pending_pages(all)), which(|page| page.pending));
-    prop_assert_eq!(listed(&table.zeroed_pages(all)), which(|page| page.zeroed));
-    prop_assert_eq!(listed(&table.broken_pages(all)), which(|page| page.broken));
-    prop_assert_eq!(listed(&table.pooled_pages(all)), which(|page| page.pooled()));
-    let number = |pick: fn(&Page) -> bool| model.pages.iter().filter(|page| pick(page)).count() as u64;
-    let counts = Counts {
-        enrolled: number(|page| page.traits.is_some_and(|traits| traits.asked && traits.access != 0)),
-        folded: number(|page| page.slot.is_some()),
-        at_home: 0,
-        zeroed: number(|page| page.zeroed),
-        broken: number(|page| page.broken),
+    assert_eq!(folded_then_discarded(&mut table, (12, 40)), 3);
+    table.rest((&[real(0, 3)], &[]), 0, Worth::All);
+    let open = |table: &mut Table, now| {
+        table.set_time(now, None);
+        listed(&table.worth_folding(real(0, 10), Worth::All)).len()
     };
-    prop_assert_eq!(table.counts(), counts);
-    prop_assert_eq!(table.backlog(), number(|page| page.pending && page.foldable()));
-    let known = table.known(all);
-    for pair in known.windows(2) {
-        prop_assert!(pair[0].0.end().0 < pair[1].0.start.0 || pair[0].1 != pair[1].1, "not joined: {:?}", pair);
-    }
-    let mut traits = vec![None; PAGES as usize];
-    for (range, known) in known {
-        let first = (range.start.page() - BASE) as usize;
-        traits[first..first + range.pages as usize].fill(Some(known));
-    }
-    for (at, page) in model.pages.iter().enumerate() {
-        prop_assert_eq!(table.slot(real(at as u64, 1).start).map(PoolSlot::bits), page.slot);
-        prop_assert_eq!(traits[at], page.traits);
-    }
-    compare_runs(table, model)
+    assert_eq!([96, 100].map(|now| open(&mut table, now)), [7, 10]);
+    assert_eq!(folded_then_discarded(&mut table, (100, 180)), 0);
 }
 
-fn compare_runs(table: &Table, model: &Model) -> Result<(), TestCaseError> {
-    let mut seen = BTreeMap::new();
-    for run in table.all_slot_runs() {
-        for at in 0..u64::from(run.pages) {
-            seen.insert(run.start.page() + at - BASE, run.slot.bits() + at as u32);
-        }
-    }
-    let slots = model.pages.iter().enumerate().filter_map(|(at, page)| Some((at as u64, page.slot?)));
-    prop_assert_eq!(seen, slots.collect::<BTreeMap<_, _>>());
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
-
-    #[test]
-    fn table_agrees_with_model_of_single_pages(steps in proptest::collection::vec(step(), 1..40)) {
-        let mut table = table();
-        let mut model = Model { pages: vec![Page::default(); PAGES as usize], released: BTreeMap::new() };
-        table.ask(real(100, 1300));
-        model.apply(&Step::Ask(100, 1300));
-        for (n, step) in steps.into_iter().enumerate() {
-            if !may_apply(&model, &step) {
-                continue;
-            }
-            // The time goes on so far with each step that no fold is short-lived.
-            table.set_time(1000 * (n as u32 + 1), None);
-            if let Step::Rest(written) = &step {
-                let ranges: Vec<_> = written.iter().map(|(a, n)| real(*a, *n)).collect();
-                prop_assert_eq!(listed(&table.rest((&ranges, &[]), u64::MAX, Worth::All)), model.rest(written));
-            } else {
-                model.apply(&step);
-                run_step(&mut table, &step);
-            }
-            compare(&table, &model)?;
-        }
-        let mut released: BTreeMap<(u64, u32), usize> = BTreeMap::new();
-        loop {
-            let runs = table.take_released(3);
-            if runs.is_empty() {
-                break;
-            }
-            for run in runs {
-                for at in 0..u64::from(run.pages) {
-                    *released.entry((run.start.page() + at - BASE, run.slot.bits() + at as u32)).or_default() += 1;
-                }
-            }
-        }
-        prop_assert_eq!(released, model.released);
-    }
-
-    #[test]
-    fn pending_pages_rest_once_and_within_budget(
-        budget in 1_u64..2000,
-        pending in proptest::collection::vec(range_strategy(), 1..5),
-    ) {
-        let mut table = table();
-        table.ask(real(0, PAGES));
-        for (first, count) in &pending {
-            table.set_pending(real(*first, *count));
-        }
-        let expected: BTreeSet<u64> = pending.iter().flat_map(|(a, n)| *a..a + n).collect();
-        let mut seen = BTreeSet::new();
-        for _ in 0..PAGES {
-            let rested = table.rest((&[], &[]), budget, Worth::All);
-            let number: u64 = rested.iter().map(|range| range.pages).sum();
-            prop_assert!(number < budget + CHUNK_PAGES);
-            for page in listed(&rested) {
-                prop_assert!(seen.insert(page), "page {} rested twice", page);
-            }
-            if seen.len() == expected.len() {
-                break;
-            }
-        }
-        prop_assert_eq!(seen, expected);
-        prop_assert!(table.chunks.is_empty());
+#[test]
+fn backoff_doubles_with_each_short_lived_fold_and_is_capped() {
+    for (times, wait) in [(1, 60), (2, 120), (3, 240), (4, 240)] {
+        let (mut table, now) = short_lived(times);
+        assert_eq!([wait - 4, wait].map(|wait| open(&mut table, now + wait)), [WITHOUT, ALL], "{times}");
+        // A fold that lasts makes them pages like any other.
+        fold(&mut table, now + wait);
+        write(&mut table, now + wait + 80);
+        assert_eq!(open(&mut table, now + wait + 80), ALL);
     }
 }
 
 #[test]
-fn a_foldable_range_is_foldable_throughout() {
-    let mut table = table();
-    table.ask(real(0, 600));
-    assert!(table.is_foldable(real(0, 600)));
-    assert!(!table.is_foldable(real(0, 601)));
-    assert!(!table.is_foldable(real(0, 0)));
-    table.set_broken(real(550, 1));
-    assert!(table.is_foldable(real(0, 550)));
-    assert!(!table.is_foldable(real(0, 551)));
-    table.shut(real(10, 1), Shut::Locked);
-    assert!(!table.is_foldable(real(0, 550)));
-    assert!(table.is_foldable(real(11, 539)));
+fn write_during_backoff_restarts_it() {
+    let (mut table, now) = short_lived(1);
+    table.set_time(now + 60, None);
+    table.rest((&[real(600, 2)], &[]), 0, Worth::All);
+    assert_eq!(open(&mut table, now + 60 + 56), (5, 2, 698));
+}
+
+#[test]
+fn rest_in_which_a_fold_would_have_lasted_takes_back_one_short_lived_fold() {
+    let (mut table, now) = short_lived(2);
+    // A rest that is too short takes nothing back.
+    write(&mut table, now + 64);
+    let now = now + 64;
+    assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [WITHOUT, ALL]);
+    table.set_time(now + 40, Some(QuietInterval { seconds: 20, goes_on: true }));
+    write(&mut table, now + 80);
+    let now = now + 80;
+    assert_eq!(
+        [now + 116, now + 120].map(|now| open(&mut table, now)),
+        [WITHOUT, ALL],
+        "it has not been quiet for long"
+    );
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!([now + 56, now + 60].map(|now| open(&mut table, now)), [WITHOUT, ALL]);
+    write(&mut table, now + 68);
+    let now = now + 68;
+    assert_eq!(open(&mut table, now), ALL);
+    fold(&mut table, now + 60);
+    write(&mut table, now + 84);
+    assert_eq!(open(&mut table, now + 84), ALL);
+}
+
+#[test]
+fn eager_table_leaves_no_page_alone() {
+    let (mut table, now) = short_lived(1);
+    table.be_eager();
+    assert_eq!(open(&mut table, now), ALL);
+}
+
+#[test]
+fn reason_against_a_fold_is_told_for_each_page() {
+    let (mut table, now) = short_lived(1);
+    let why = |table: &mut Table, page| {
+        table.set_time(now + 20, None);
+        table.why(real(page, 1), Worth::Rested(4))[0]
+    };
+    // Pages 0 to 4 were folded and written, 5 to 9 are folded, and page 700 was never asked in.
+    assert_eq!(
+        [0, 7, 100, 700].map(|page| why(&mut table, page)),
+        [Why::BackedOff, Why::Other, Why::Other, Why::NotEnrolled]
+    );
+    table.set_time(now + 18, None);
+    table.rest((&[real(100, 1)], &[]), 0, Worth::All);
+    assert_eq!(why(&mut table, 100), Why::Young);
+    table.set_time(now + 24, None);
+    table.rest((&[], &[]), u64::MAX, Worth::All);
+    assert_eq!(table.why(real(100, 1), Worth::Rested(4)), [Why::Other]);
 }
 
 #[test]
 fn pages_rest_when_their_age_is_worth_folding() {
     // As in a burst: pages that were written 64 s ago, or longer, are worth folding. None of these pages is a probe
     // page before.
-    let old = Worth::Ages((64..=1024).map(|age| 1 << moment(false, Some(age))).fold(0, |all, one| all | one));
-    let closed = Worth::Ages(0);
+    let probes = TODAY.judged.probes;
+    let old = Worth::Ages((64..=1024).map(|age| 1 << moment(false, Some(age))).fold(0, |all, one| all | one), probes);
+    let closed = Worth::Ages(0, probes);
     assert!([8, 16, 32].iter().all(|age| (0..20).all(|page| !closed.allows(BASE + page, *age))));
     let mut table = table();
     table.ask(real(0, 20));
@@ -390,9 +199,10 @@ fn pages_rest_when_their_age_is_worth_folding() {
     assert_eq!(table.take_written(), 1);
     assert_eq!((look(&mut table, &[], &[], old), look(&mut table, &[], &[], Worth::All)), (0, 1));
     // Pages that were written long ago are forgotten, and take no memory.
-    assert_eq!(table.chunks.len(), 1);
+    assert_eq!(table.history.known_chunks(), 1);
     table.set_time(2000, None);
-    assert_eq!((look(&mut table, &[], &[], Worth::All), table.chunks.len()), (0, 0));
+    assert_eq!(look(&mut table, &[], &[], Worth::All), 0);
+    assert_eq!((table.known_chunks(), table.history.known_chunks()), (0, 0));
 }
 
 #[test]
@@ -430,46 +240,8 @@ fn folds_are_counted_by_moment() {
 }
 
 #[test]
-fn dropping_released_slots_leaves_those_of_other_segments() {
-    let mut table = table();
-    table.ask(real(0, 20));
-    for (page, segment) in [(0, 1), (10, 2)] {
-        table.set_folded(SlotRun { start: real(page, 5).start, slot: PoolSlot::new(segment, 7).unwrap(), pages: 5 });
-        table.set_broken(real(page, 5));
-    }
-    table.drop_released(|slot| slot.segment() == 1);
-    let left = table.take_released(usize::MAX);
-    assert_eq!(
-        left.iter().map(|run| (run.start, run.slot.segment(), run.pages)).collect::<Vec<_>>(),
-        [(real(10, 5).start, 2, 5)]
-    );
-}
-
-#[test]
-fn traits_of_a_range_are_those_of_all_its_pages() {
-    let mut table = table();
-    table.ask(real(0, 100));
-    table.advise(real(50, 50), |advice| advice.dont_dump = true);
-    assert_eq!(table.traits(real(40, 20)), None);
-    assert_eq!(table.traits(real(50, 10)).map(|traits| traits.advice.dont_dump), Some(true));
-    assert_eq!(table.traits(real(90, 20)), None, "a part is unknown");
-}
-
-#[test]
-fn a_reservation_costs_nothing_until_it_is_written() {
-    let mut table = table();
-    // 16 TiB, as some run-time systems reserve.
-    table.ask(real(0, 1 << 32));
-    assert!(table.chunks.is_empty());
-    assert_eq!(table.counts().enrolled, 1 << 32);
-    table.set_pending(real(5 << 30, 1));
-    table.set_pending(real(1 << 30, 1));
-    assert_eq!(table.rest((&[], &[]), u64::MAX, Worth::All), [real(1 << 30, 1)]);
-}
-
-#[test]
 fn a_page_costs_at_most_eight_bytes() {
-    assert!(size_of::<Chunk>() as u64 + 32 <= 8 * CHUNK_PAGES);
+    assert!(crate::map::CHUNK_BYTES + policy::NOTES_BYTES + 32 <= 8 * CHUNK_PAGES as usize);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! When the agent's thread next searches for written pages, and whether the member is idle: both by processor time.
 
 use crate::cpu_time::cpu_time;
-use crate::turnover::Change;
+use policy::Cadence;
 use rustix::time::ClockId;
 use std::time::{Duration, Instant};
 
@@ -34,14 +34,8 @@ impl Looks {
 
     /// Whether the next search is due, `rest` after the last one at the earliest. To be asked anew each time: much may have
     /// begun to change since the last one.
-    pub fn is_due(&self, now: Instant, change: Change, rest: Duration) -> bool {
-        // Searches may take this part of a processor: one in `share`.
-        let share = match change {
-            Change::Little | Change::MuchForLong => 1000,
-            Change::Some => 200,
-            Change::Much => 25,
-        };
-        now >= self.last + BROKEN_EVERY.max(self.cost * share).max(rest)
+    pub fn is_due(&self, now: Instant, cadence: Cadence, rest: Duration) -> bool {
+        now >= self.last + BROKEN_EVERY.max(self.cost * cadence.searches).max(rest)
     }
 }
 
@@ -77,6 +71,7 @@ impl Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use policy::TODAY;
 
     #[test]
     fn written_pages_are_looked_for_sooner_in_burst() {
@@ -85,23 +80,22 @@ mod tests {
         let dear = Looks { last, cost: Duration::from_millis(20) };
         assert_eq!(
             [
-                (19, Change::Little),
-                (20, Change::Little),
-                (3, Change::Some),
-                (4, Change::Some),
-                (0, Change::Much),
-                (1, Change::Much),
-                (19, Change::MuchForLong),
+                (19, TODAY.seldom),
+                (20, TODAY.seldom),
+                (3, TODAY.busy),
+                (4, TODAY.busy),
+                (0, TODAY.busiest),
+                (1, TODAY.busiest),
             ]
-            .map(|(seconds, change)| dear.is_due(at(seconds), change, Duration::ZERO)),
-            [false, true, false, true, false, true, false]
+            .map(|(seconds, cadence)| dear.is_due(at(seconds), cadence, Duration::ZERO)),
+            [false, true, false, true, false, true]
         );
         let cheap = Looks { last, cost: Duration::from_micros(20) };
-        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), Change::Some, Duration::ZERO)), [false, true]);
+        assert_eq!([0, 1].map(|seconds| cheap.is_due(at(seconds), TODAY.busy, Duration::ZERO)), [false, true]);
         // Pages that are to be fingerprinted add to the cost.
         let many = Looks::took(last, Duration::from_millis(20), 40_000);
-        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), Change::Some, Duration::ZERO)), [false, true]);
-        let at_rest = |seconds| cheap.is_due(at(seconds), Change::Little, Duration::from_secs(10));
+        assert_eq!([7, 8].map(|seconds| many.is_due(at(seconds), TODAY.busy, Duration::ZERO)), [false, true]);
+        let at_rest = |seconds| cheap.is_due(at(seconds), TODAY.seldom, Duration::from_secs(10));
         assert_eq!([9, 10].map(at_rest), [false, true]);
     }
 }

@@ -89,7 +89,7 @@ impl Agent {
                 if unfollowed > 0 && counts.folded + counts.broken == 0 {
                     follow_forks(self.asked, folder, &mut self.silence);
                 }
-                stats.vmas = folder.vmas();
+                stats.vmas = folder.vmas().count();
                 let forks = self.forks.rests(Instant::now()).map(|left| match self.forks.are_too_many() {
                     true => many_children(left),
                     false => often_forks(left),
@@ -156,12 +156,12 @@ fn state_of(
         FoldMode::On if open == 0 && left_out.is_some() => {
             (MemberState::NotFoldable, left_out.unwrap_or_default().to_owned())
         }
-        FoldMode::On if folder.is_out_of_vmas() => (
+        FoldMode::On if folder.vmas().are_spent() => (
             MemberState::NoVma,
             format!(
                 "{} mappings; folding adds none from {} on, see vm.max_map_count",
-                folder.vmas(),
-                folder.most_vmas()
+                folder.vmas().count(),
+                folder.vmas().most()
             ),
         ),
         FoldMode::On => (MemberState::Folding, left_out.unwrap_or_default().to_owned()),

@@ -1,7 +1,7 @@
 //! When the worker is told the member's statistics: each second while they change, and ever more rarely while they do not.
 
 use super::{STATS_EVERY, Session};
-use crate::table::Counts;
+use crate::map::Counts;
 use std::io;
 use std::time::{Duration, Instant};
 use wire::{MemberStats, ToWorker};

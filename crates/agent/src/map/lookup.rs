@@ -1,12 +1,11 @@
-//! Queries of the table.
+//! Queries of the map.
 
-use super::{Counts, Table, Traits, bits::Bits, bits::CHUNK_PAGES, chunk::Chunk};
+use super::{Counts, Map, Traits, chunk::Chunk};
 use super::{keys, of_chunk, open_pages, push_range, push_run, span};
-use crate::turnover::Worth;
-use page::PageRange;
+use page::{Bits, CHUNK_PAGES, PageRange, chunks};
 use wire::{SlotRun, Why};
 
-impl Table {
+impl Map {
     /// Numbers of pages, by state.
     pub fn counts(&self) -> Counts {
         let asked = self.extents.all().filter(|(.., traits)| traits.asked && !traits.is_only_reserved());
@@ -58,15 +57,11 @@ impl Table {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
-    /// All broken pages that may be folded again in place (`refold`), in order, but for those that are to be left
-    /// alone.
-    pub fn refoldable(&self) -> Vec<PageRange> {
+    /// All broken pages that may be folded again in place (`refold`), in order, as far as `admit` lets them.
+    pub fn refoldable(&self, admit: impl Fn(u64, Bits) -> Bits) -> Vec<PageRange> {
         let open = self.extents.all().filter(|(.., traits)| traits.open_again(self.follows_forks));
-        let pick = |chunk: &Chunk| match self.eager {
-            true => chunk.broken,
-            false => chunk.without_left_alone(chunk.broken, self.now),
-        };
-        open.flat_map(|(first, end, _)| self.select(super::pages(first, end), pick)).collect()
+        open.flat_map(|(first, end, _)| self.select(super::pages(first, end), |key, chunk| admit(key, chunk.broken())))
+            .collect()
     }
 
     /// Whether every page of the range is broken, and may be folded again in place.
@@ -82,16 +77,16 @@ impl Table {
         open == range.pages && broken == range.pages
     }
 
-    /// For each page of the range, why it is not to be folded in the eyes of the table; [`Why::Other`] where it is.
-    pub fn why(&self, range: PageRange, worth: Worth) -> Vec<Why> {
-        let (first, end) = span(range);
+    /// For each page of the range, why it is not to be folded; [`Why::Other`] where it is. Of these pages of a chunk, `admit`
+    /// says which are not to be left alone, and which are worth folding.
+    pub fn why(&self, range: PageRange, admit: impl Fn(u64, Bits) -> (Bits, Bits)) -> Vec<Why> {
         let (mut reasons, unknown) = (Vec::new(), Chunk::new());
-        for key in keys(first, end) {
-            let (pages, base) = (of_chunk(key, first, end), key * CHUNK_PAGES);
+        for (key, pages) in chunks(range) {
             let chunk = self.chunks.get(&key).unwrap_or(&unknown);
-            let (open, folded) = (open_pages(&self.extents, key, self.follows_forks), chunk.mapped.or(chunk.zeroed));
-            let not_alone = if self.eager { pages } else { chunk.without_left_alone(pages, self.now) };
-            let rested = chunk.worth_folding(pages, self.now, (base, worth)).without(chunk.pending);
+            let open = open_pages(&self.extents, key, self.follows_forks);
+            let folded = chunk.mapped().or(chunk.zeroed());
+            let (not_alone, worth) = admit(key, pages);
+            let rested = worth.without(chunk.pending);
             reasons.extend(pages.pages().map(|page| match () {
                 () if !open.has(page) => Why::NotEnrolled,
                 () if folded.has(page) => Why::Other,
@@ -101,6 +96,11 @@ impl Table {
             }));
         }
         reasons
+    }
+
+    /// Whether anything is known of single pages of this chunk.
+    pub fn knows_chunk(&self, key: u64) -> bool {
+        self.chunks.contains_key(&key)
     }
 
     /// Whether the range lies in mappings of the pool, at least in part, and nothing of it is folded any more.
@@ -167,22 +167,27 @@ impl Table {
 
     /// Pages of the range that lie in mappings of the pool, broken ones too.
     pub fn pooled_pages(&self, range: PageRange) -> Vec<PageRange> {
-        self.select(range, Chunk::pooled)
+        self.select(range, |_, chunk| chunk.pooled())
+    }
+
+    /// Pages of the range that map slots, or were folded as zeros.
+    pub fn folded_pages(&self, range: PageRange) -> Vec<PageRange> {
+        self.select(range, |_, chunk| chunk.mapped().or(chunk.zeroed()))
     }
 
     /// Pages of the range that are private inside mappings of the pool.
     pub fn broken_pages(&self, range: PageRange) -> Vec<PageRange> {
-        self.select(range, |chunk| chunk.broken)
+        self.select(range, |_, chunk| chunk.broken())
     }
 
     /// Pages of the range that were folded as zeros.
     pub fn zeroed_pages(&self, range: PageRange) -> Vec<PageRange> {
-        self.select(range, |chunk| chunk.zeroed)
+        self.select(range, |_, chunk| chunk.zeroed())
     }
 
     /// Pages of the range that were written when they were last scanned.
     pub fn pending_pages(&self, range: PageRange) -> Vec<PageRange> {
-        self.select(range, |chunk| chunk.pending)
+        self.select(range, |_, chunk| chunk.pending)
     }
 
     /// Mappings that folding has made of the range: those of the pool, and what they cut off.
@@ -200,10 +205,10 @@ impl Table {
         pieces.filter(|(_, mappings)| *mappings > 0).collect()
     }
 
-    pub(super) fn select(&self, range: PageRange, pick: impl Fn(&Chunk) -> Bits) -> Vec<PageRange> {
+    pub(super) fn select(&self, range: PageRange, pick: impl Fn(u64, &Chunk) -> Bits) -> Vec<PageRange> {
         let mut ranges = Vec::new();
         self.each(range, |key, chunk, pages| {
-            for (page, count) in pick(chunk).and(pages).runs() {
+            for (page, count) in pick(key, chunk).and(pages).runs() {
                 push_range(&mut ranges, key * CHUNK_PAGES + page, count);
             }
         });

@@ -1,6 +1,6 @@
-//! Memory with homes, in the table. A page that is neither mapped nor broken nor placed shows its home: nothing is noted for it.
+//! Memory with homes, in the map. A page that is neither mapped nor broken nor placed shows its home: nothing is noted for it.
 
-use super::{Bits, CHUNK_PAGES, Chunk, Home, Table, Traits, keys_or_none, of_chunk, push_range, span};
+use super::{Bits, CHUNK_PAGES, Chunk, Home, Map, Traits, keys_or_none, of_chunk, push_range, span};
 use page::{HostVirt, PAGE_SHIFT, PageRange, PoolSlot};
 use std::collections::BTreeMap;
 use wire::SlotRun;
@@ -35,7 +35,7 @@ fn is_elsewhere(chunk: &Chunk) -> Bits {
     chunk.pooled().or(chunk.placed())
 }
 
-impl Table {
+impl Map {
     /// Notes a private mapping of a file that the program has enrolled.
     #[cfg(target_env = "gnu")]
     pub fn ask_file(&mut self, range: PageRange, traits: Traits) {
@@ -69,7 +69,7 @@ impl Table {
         self.set_placed(range, false);
     }
 
-    /// As [`Table::come_back`], for pages that lie in the program's own mapping. For a hook, after the kernel has
+    /// As [`Map::come_back`], for pages that lie in the program's own mapping. For a hook, after the kernel has
     /// dropped them.
     #[cfg(target_env = "gnu")]
     pub fn come_back_unplaced(&mut self, range: PageRange) {
@@ -165,15 +165,11 @@ impl Table {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
         self.set_placed(range, false);
-        let (now, mut made) = ((self.now, self.is_quiet), self.lately.made);
         self.each_known(first, end, |key, chunk| {
-            crate::turnover::add(&mut made, chunk.folded_at(of_chunk(key, first, end), now));
             // The outcome of the fold tells the worker.
             let back = of_chunk(key, first, end);
             chunk.change_at_home(|at_home| at_home.told_away = at_home.told_away.without(back));
         });
-        self.lately.made = made;
-        self.folds += range.pages;
     }
 
     /// Notes whether a mapping of other slots was placed over these pages, which have homes.
@@ -189,7 +185,7 @@ impl Table {
 
     /// Pages of the range with homes over which a mapping of other slots was placed.
     pub fn placed_pages(&self, range: PageRange) -> Vec<PageRange> {
-        self.select(range, Chunk::placed)
+        self.select(range, |_, chunk| chunk.placed())
     }
 
     /// Pages of the range that lie in mappings which the agent has made.
@@ -246,12 +242,12 @@ mod tests {
     }
 
     /// A member that was born folded, and whose worker knows that.
-    fn born() -> Table {
-        let mut table = Table::new();
+    fn born() -> Map {
+        let mut map = Map::new();
         let traits = Traits { home: Some(Home::new(FIRST, slot(0))), ..Traits::default() };
-        let runs = table.enter_home(at(0, PAGES), traits);
+        let runs = map.enter_home(at(0, PAGES), traits);
         assert_eq!(runs.iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES);
-        table
+        map
     }
 
     fn told(runs: &[SlotRun]) -> Vec<(u64, u64)> {
@@ -263,60 +259,60 @@ mod tests {
         runs.iter().map(run).collect()
     }
 
-    fn moves(table: &mut Table) -> [Vec<(u64, u64)>; 2] {
-        table.take_moves().map(|runs| told(&runs))
+    fn moves(map: &mut Map) -> [Vec<(u64, u64)>; 2] {
+        map.take_moves().map(|runs| told(&runs))
     }
 
     #[test]
     fn memory_that_is_whole_takes_no_notes_however_large_it_is() {
-        let mut table = born();
-        assert_eq!((table.chunks.len(), table.counts().at_home), (0, PAGES));
-        table.set_broken(at(600, 3));
-        assert_eq!((table.chunks.len(), table.counts().at_home, table.counts().broken), (1, PAGES - 3, 3));
-        assert_eq!(moves(&mut table), [vec![(600, 3)], vec![]]);
-        table.set_home(at(600, 3));
-        assert_eq!((moves(&mut table), table.counts().at_home), ([vec![], vec![]], PAGES));
+        let mut map = born();
+        assert_eq!((map.chunks.len(), map.counts().at_home), (0, PAGES));
+        map.set_broken(at(600, 3), |_, _| ());
+        assert_eq!((map.chunks.len(), map.counts().at_home, map.counts().broken), (1, PAGES - 3, 3));
+        assert_eq!(moves(&mut map), [vec![(600, 3)], vec![]]);
+        map.set_home(at(600, 3));
+        assert_eq!((moves(&mut map), map.counts().at_home), ([vec![], vec![]], PAGES));
     }
 
     #[test]
     fn worker_is_told_once_of_each_page_that_leaves_or_comes_back() {
-        let mut table = born();
-        table.set_broken(at(10, 4));
-        assert_eq!(moves(&mut table), [vec![(10, 4)], vec![]]);
-        table.come_back(at(12, 1));
-        table.set_broken(at(20, 1));
-        table.come_back(at(20, 1));
-        assert_eq!(moves(&mut table), [vec![], vec![(12, 1)]]);
-        table.set_folded(SlotRun { start: at(11, 1).start, slot: PoolSlot::new(3, 9).unwrap(), pages: 1 });
-        assert_eq!((moves(&mut table), table.placement(at(11, 1))), ([vec![], vec![]], Some(true)));
-        assert_eq!((table.placement(at(10, 1)), table.placement(at(10, 2))), (Some(false), None));
+        let mut map = born();
+        map.set_broken(at(10, 4), |_, _| ());
+        assert_eq!(moves(&mut map), [vec![(10, 4)], vec![]]);
+        map.come_back(at(12, 1));
+        map.set_broken(at(20, 1), |_, _| ());
+        map.come_back(at(20, 1));
+        assert_eq!(moves(&mut map), [vec![], vec![(12, 1)]]);
+        map.set_folded(SlotRun { start: at(11, 1).start, slot: PoolSlot::new(3, 9).unwrap(), pages: 1 });
+        assert_eq!((moves(&mut map), map.placement(at(11, 1))), ([vec![], vec![]], Some(true)));
+        assert_eq!((map.placement(at(10, 1)), map.placement(at(10, 2))), (Some(false), None));
         // The worker of a new connection hears of all.
-        assert_eq!(table.home_runs().iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES);
-        assert_eq!(moves(&mut table), [vec![(10, 2), (13, 1)], vec![]]);
-        table.come_back(at(11, 1));
-        assert_eq!(told(&table.released()[..0]), []);
+        assert_eq!(map.home_runs().iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES);
+        assert_eq!(moves(&mut map), [vec![(10, 2), (13, 1)], vec![]]);
+        map.come_back(at(11, 1));
+        assert_eq!(told(&map.released()[..0]), []);
         assert_eq!(
-            table.take_released(9),
+            map.take_released(9),
             [SlotRun { start: at(11, 1).start, slot: PoolSlot::new(3, 9).unwrap(), pages: 1 }]
         );
     }
 
     #[test]
     fn unmapped_memory_releases_homes_that_the_worker_counts() {
-        let mut table = born();
-        table.set_broken(at(30, 2));
-        assert_eq!(moves(&mut table), [vec![(30, 2)], vec![]]);
-        table.set_broken(at(33, 1));
-        table.forget(at(28, 8));
-        assert_eq!(told(&table.take_released(9)), [(28, 2), (32, 4)]);
-        assert_eq!((moves(&mut table), table.counts().at_home), ([vec![], vec![]], PAGES - 8));
+        let mut map = born();
+        map.set_broken(at(30, 2), |_, _| ());
+        assert_eq!(moves(&mut map), [vec![(30, 2)], vec![]]);
+        map.set_broken(at(33, 1), |_, _| ());
+        map.forget(at(28, 8));
+        assert_eq!(told(&map.take_released(9)), [(28, 2), (32, 4)]);
+        assert_eq!((moves(&mut map), map.counts().at_home), ([vec![], vec![]], PAGES - 8));
         // Memory that was left does not come back.
-        table.unask(at(0, 20));
-        assert_eq!(told(&table.take_released(9)), [(0, 20)]);
-        table.ask(at(0, 20));
-        assert_eq!(table.counts().at_home, PAGES - 28);
+        map.unask(at(0, 20));
+        assert_eq!(told(&map.take_released(9)), [(0, 20)]);
+        map.ask(at(0, 20));
+        assert_eq!(map.counts().at_home, PAGES - 28);
         let there = HostVirt(0x6000_0000 << PAGE_SHIFT);
-        table.relocate(at(40, 4), there);
-        assert_eq!((told(&table.take_released(9)), table.home(0x6000_0001)), (vec![(40, 4)], Some(slot(41))));
+        map.relocate(at(40, 4), there);
+        assert_eq!((told(&map.take_released(9)), map.home(0x6000_0001)), (vec![(40, 4)], Some(slot(41))));
     }
 }

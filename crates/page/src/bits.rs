@@ -1,8 +1,23 @@
-//! 512 bits, one for each page of a chunk, processed by whole words.
+//! 512 bits, one for each page of a chunk, processed by whole words; and the chunks that a range touches.
+// Counts and indices are of one chunk, or checked.
+#![allow(clippy::arithmetic_side_effects)]
+
+use crate::PageRange;
 
 /// Pages of a chunk: as many as one page table, or one huge page, holds.
 pub const CHUNK_PAGES: u64 = 512;
 const WORDS: usize = 8;
+
+/// The chunks that a range touches, by number, and the pages of the range in each.
+pub fn chunks(range: PageRange) -> impl Iterator<Item = (u64, Bits)> {
+    let (first, end) = (range.start.page(), range.start.page().saturating_add(range.pages));
+    let behind = if first < end { (end - 1) / CHUNK_PAGES + 1 } else { 0 };
+    (first / CHUNK_PAGES..behind).map(move |key| {
+        let base = key * CHUNK_PAGES;
+        let (from, to) = (first.clamp(base, base + CHUNK_PAGES), end.clamp(base, base + CHUNK_PAGES));
+        (key, Bits::span(from - base, to - from))
+    })
+}
 
 /// A bit for each page of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,6 +144,16 @@ mod tests {
             }
             prop_assert_eq!(seen, bits);
         }
+    }
+
+    #[test]
+    fn range_is_cut_into_chunks() {
+        let cut = |first: u64, pages| {
+            let range = PageRange { start: crate::HostVirt(first << crate::PAGE_SHIFT), pages };
+            chunks(range).map(|(key, bits)| (key, bits.runs().collect::<Vec<_>>())).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(510, 515), [(0, vec![(510, 2)]), (1, vec![(0, 512)]), (2, vec![(0, 1)])]);
+        assert_eq!((cut(512, 512), cut(700, 0)), (vec![(1, vec![(0, 512)])], vec![]));
     }
 
     #[test]

@@ -51,71 +51,8 @@
 //! pages alone that nothing else had folded before. Nor could probe pages tell: huge pages are split only when half of
 //! their pages would fold.
 
+use crate::params::{AGES, Cadence, LIFE, MOMENTS, PARTS, Params, Probes, REMEMBERED};
 use std::time::{Duration, Instant};
-
-/// Time that a page must stay unwritten after it was folded, else the fold is short-lived: 60 s.
-pub const LIFE: Duration = Duration::from_secs(60);
-/// Tolerated share of short-lived folds: 1 in 20.
-const SHORT_ONE_IN: f64 = 20.0;
-/// Share of all pages that a burst must fill: 1/20 a minute to go on, and 1/20 in a row to begin.
-const FILLED_ONE_IN: f64 = 20.0;
-/// Share of the decayed peak burst size that a burst must fill to begin: 1/4.
-const PEAK_ONE_IN: f64 = 4.0;
-/// Half-life of the peak burst size: 300 s.
-const PEAK_HALF_LIFE: Duration = Duration::from_secs(300);
-/// Shortest time over which the rate of changes is measured: 2 s.
-const STEP: Duration = Duration::from_secs(2);
-/// Number of changed pages in one step that never make a burst, however small the member is.
-const FEW_PAGES: u64 = 64;
-/// Length of a burst from which on the agent looks at the member seldom: 60 s. It may notice the end some seconds late.
-const LONG_BURST: Duration = Duration::from_secs(60);
-/// Length from which on a burst shows which pages stay: 96 s. During it, a page that was not written for 2/3 of this
-/// time (64 s) counts as one that outlives the burst.
-const CYCLIC_BURST: Duration = Duration::from_secs(96);
-/// Seconds without a burst that begin a quiet interval.
-const QUIET_SECONDS: u32 = 4;
-/// Length of a quiet interval, in seconds, from which on every page that has rested for a round is folded.
-const LONG_QUIET_SECONDS: u32 = 64;
-/// Half-life of the counts of folds: 300 s.
-const FOLDS_HALF_LIFE: Duration = Duration::from_secs(300);
-/// Length of the parts of time by which recent folds are counted: 10 s.
-const PART: Duration = Duration::from_secs(10);
-/// Number of parts after which it is known whether a fold was short-lived: 80 s in all.
-const PARTS: usize = 8;
-/// Fewest folds of an age from which anything is learned; of an age that does not last, fewest short-lived ones.
-const ENOUGH_FOLDS: f64 = 30.0;
-/// Highest number of past folds that count in a closed age. Probe pages are few, and must be able to outweigh the past.
-const CLOSED_FOLDS: f64 = 600.0;
-/// Highest share of short-lived ones among the past folds that count in a closed age: 1 in 10. The reason is the same.
-const CLOSED_SHORT_ONE_IN: f64 = 10.0;
-/// Number of past quiet intervals that are remembered.
-const REMEMBERED: usize = 8;
-/// Time that a quiet interval must be expected to go on, in seconds: the life of a fold, and 4 s of rest before it.
-const SOON_SECONDS: u32 = LIFE.as_secs() as u32 + 4;
-/// Number of past quiet intervals that must have gone on for as long, when this one is shorter than a gap may be.
-const SEEN_INTERVALS: usize = 2;
-/// Length of a quiet interval, in seconds, below which it may be a gap within a burst.
-const GAP_SECONDS: u32 = 16;
-/// Seconds without a write after which a page is folded in a quiet interval that is expected to go on.
-const RESTED_SECONDS: u32 = 4;
-/// Length of the first part of a quiet interval, in seconds, in which pages that the burst left behind are still being
-/// folded.
-const SETTLED_SECONDS: u32 = 16;
-
-/// Seconds without a write after which a page is at rest. Only writes to pages at rest count as changes: they show that
-/// something new has begun.
-pub const REST: u32 = 12;
-
-/// Lower bounds of the ages that are told apart, in seconds.
-const AGES: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-/// Number of moments of folds: moment 0, from which nothing is learned, and one for each of the ages (see [`moment`]).
-pub const MOMENTS: usize = 1 + AGES.len();
-/// Lowest age, in seconds, that is open while too little is known of its folds; [`Turnover::first_old`] raises it.
-const OLD_SECONDS: u32 = 128;
-/// Share of pieces of memory that are probe pages, for each age: 1 in 256.
-const PROBE_ONE_IN: u64 = 256;
-/// Length of such a piece, in pages.
-const PROBE_PIECE_PAGES: u64 = 16;
 
 /// Numbers of pages, by moment.
 pub type ByMoment = [u64; MOMENTS];
@@ -125,8 +62,6 @@ pub fn add(sum: &mut ByMoment, more: ByMoment) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
-const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
-
 /// The moment of a fold: the number of the page's age, counted from 1. Moment 0 is that of folds in a quiet interval
 /// that is expected to go on, and of pages below the first age. Pages that were never seen written (`seconds` is
 /// `None`) have it, too.
@@ -135,9 +70,9 @@ pub fn moment(is_quiet: bool, seconds: Option<u32>) -> usize {
 }
 
 /// The age for which the page with this number is a probe page, if it is one.
-fn probe_of(page: u64) -> Option<usize> {
-    let piece = (page / PROBE_PIECE_PAGES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    Some((piece % PROBE_ONE_IN) as usize).filter(|age| (1..MOMENTS).contains(age))
+fn probe_of(probes: Probes, page: u64) -> Option<usize> {
+    let piece = (page / probes.piece_pages).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    Some((piece % probes.one_in) as usize).filter(|age| (1..MOMENTS).contains(age))
 }
 
 /// The pages that are worth folding.
@@ -145,10 +80,10 @@ fn probe_of(page: u64) -> Option<usize> {
 pub enum Worth {
     /// All that have rested for a round.
     All,
-    /// All that were not written for [`RESTED_SECONDS`].
-    Rested,
+    /// All that were not written for so many seconds.
+    Rested(u32),
     /// Those of the open ages, one bit for each, and probe pages.
-    Ages(u16),
+    Ages(u16, Probes),
 }
 
 impl Worth {
@@ -157,23 +92,10 @@ impl Worth {
         let age = moment(false, Some(seconds));
         match self {
             Self::All => true,
-            Self::Rested => seconds >= RESTED_SECONDS,
-            Self::Ages(open) => open >> age & 1 == 1 || probe_of(page) == Some(age),
+            Self::Rested(least) => seconds >= least,
+            Self::Ages(open, probes) => open >> age & 1 == 1 || probe_of(probes, page) == Some(age),
         }
     }
-}
-
-/// How much changes, and so how often the agent looks at the member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Little changes. Pages that rest are worth folding whenever the agent finds them.
-    Little,
-    /// Little changes. Which pages are worth folding depends on the time, so the agent must not be late.
-    Some,
-    /// A burst goes on, or has ended within the last [`SETTLED_SECONDS`].
-    Much,
-    /// A burst has gone on for [`LONG_BURST`]. The agent does not watch for its end.
-    MuchForLong,
 }
 
 /// A time in which little changes.
@@ -181,7 +103,7 @@ pub enum Change {
 pub struct QuietInterval {
     /// Its length until the time asked about.
     pub seconds: u32,
-    /// Whether it is expected to go on for [`SOON_SECONDS`].
+    /// Whether it is expected to go on for another minute ([`Quiet::soon`](crate::params::Quiet)).
     pub goes_on: bool,
 }
 
@@ -202,6 +124,7 @@ impl Folds {
 /// How fast the member's memory changes: its bursts, its quiet intervals, and its short-lived folds.
 #[derive(Debug)]
 pub struct Turnover {
+    params: &'static Params,
     /// Pages that have changed in the current step.
     changed: u64,
     /// The beginning of the current step.
@@ -210,7 +133,7 @@ pub struct Turnover {
     filled: u64,
     /// The beginning of the first of these steps.
     filled_since: Instant,
-    /// The peak burst size, in pages, decayed by [`PEAK_HALF_LIFE`].
+    /// The peak burst size, in pages, decayed.
     peak: f64,
     /// The beginning of the last burst. A member begins with one.
     burst_since: Instant,
@@ -224,7 +147,7 @@ pub struct Turnover {
     lately_since: Instant,
     /// Folds among `lately` that were short-lived.
     lately_short: [f64; MOMENTS],
-    /// Folds before those in `lately`, decayed by [`FOLDS_HALF_LIFE`].
+    /// Folds before those in `lately`, decayed.
     made: [f64; MOMENTS],
     /// Folds among `made` that were short-lived.
     short: [f64; MOMENTS],
@@ -232,8 +155,9 @@ pub struct Turnover {
 
 impl Turnover {
     /// Of a member in which nothing has changed.
-    pub const fn new(now: Instant) -> Self {
+    pub const fn new(params: &'static Params, now: Instant) -> Self {
         Self {
+            params,
             changed: 0,
             since: now,
             filled: 0,
@@ -254,37 +178,39 @@ impl Turnover {
     /// Of a program that was attached while it ran, nothing else is known of the time before.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         if self.peak == 0.0 && self.last_burst == self.burst_since {
-            let quiet = age.min(Duration::from_secs(LONG_QUIET_SECONDS.into()));
+            let quiet = age.min(Duration::from_secs(self.params.quiet.long.into()));
             self.last_burst = now.checked_sub(quiet).map_or(self.last_burst, |since| since.min(self.last_burst));
         }
     }
 
     /// Records that `changed` of the member's `pages` were written after they had been at rest.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
+        let bursts = &self.params.bursts;
         self.changed += changed;
         let time = now.saturating_duration_since(self.since);
-        if time < STEP {
+        if time < bursts.step {
             return;
         }
-        let one_in = pages as f64 / FILLED_ONE_IN;
+        let one_in = pages as f64 / bursts.filled_one_in;
         let is_much =
-            self.changed > FEW_PAGES && self.changed as f64 > one_in * time.as_secs_f64() / LIFE.as_secs_f64();
+            self.changed > bursts.few_pages && self.changed as f64 > one_in * time.as_secs_f64() / LIFE.as_secs_f64();
         if self.filled == 0 {
             self.filled_since = self.since;
         }
         self.filled = if is_much { self.filled + self.changed } else { 0 };
-        self.peak *= decay(time, PEAK_HALF_LIFE);
+        self.peak *= decay(time, bursts.peak_half_life);
         // The state when this step began.
         let (quiet, filled) = (self.quiet(self.since), self.filled.min(pages) as f64);
-        let is_large = filled * PEAK_ONE_IN > self.peak || quiet.is_some_and(|quiet| quiet.seconds < GAP_SECONDS);
+        let is_large =
+            filled * bursts.peak_one_in > self.peak || quiet.is_some_and(|quiet| quiet.seconds < bursts.gap_seconds);
         if is_much && (quiet.is_none() || filled > one_in && is_large) {
             // Steps may be longer than the shortest quiet interval. A burst that goes on throughout has none in it.
             let seconds = self.filled_since.saturating_duration_since(self.last_burst).as_secs() as u32;
-            if seconds >= QUIET_SECONDS {
+            if seconds >= self.params.quiet.begins_after {
                 self.intervals.rotate_right(1);
                 self.intervals[0] = seconds;
             }
-            if seconds >= GAP_SECONDS {
+            if seconds >= bursts.gap_seconds {
                 self.burst_since = self.filled_since;
             }
             (self.last_burst, self.peak) = (now, self.peak.max(filled));
@@ -294,21 +220,22 @@ impl Turnover {
 
     /// The quiet interval; `None` in a burst.
     pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
+        let (p, gap) = (&self.params.quiet, self.params.bursts.gap_seconds);
         let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
-        let is_soon_over = |quiet: &&u32| **quiet + **quiet / 2 > seconds && **quiet < seconds + SOON_SECONDS;
-        let were_seen =
-            self.intervals.iter().filter(|quiet| **quiet >= seconds + SOON_SECONDS).count() >= SEEN_INTERVALS;
-        let is_known = were_seen || seconds >= GAP_SECONDS || self.intervals == [0; REMEMBERED];
+        let is_soon_over = |quiet: &&u32| **quiet + **quiet / 2 > seconds && **quiet < seconds + p.soon;
+        let were_seen = self.intervals.iter().filter(|quiet| **quiet >= seconds + p.soon).count() >= p.seen;
+        let is_known = were_seen || seconds >= gap || self.intervals == [0; REMEMBERED];
         let goes_on = is_known && self.intervals.iter().filter(is_soon_over).count() <= 1;
         // Until the next step ends, the burst may well be going on.
-        (seconds >= QUIET_SECONDS && self.since > self.last_burst).then_some(QuietInterval { seconds, goes_on })
+        (seconds >= p.begins_after && self.since > self.last_burst).then_some(QuietInterval { seconds, goes_on })
     }
 
     /// Counts the pages that were folded since the last call, and the folds that have proved short-lived since.
     pub fn judge(&mut self, folds: &Folds, now: Instant) {
-        while now.saturating_duration_since(self.lately_since) >= PART {
+        let part = self.params.judged.part;
+        while now.saturating_duration_since(self.lately_since) >= part {
             let over = self.lately.iter().all(|folds| *folds == [0; MOMENTS]);
-            self.lately_since = if over { now } else { self.lately_since + PART };
+            self.lately_since = if over { now } else { self.lately_since + part };
             for moment in 0..MOMENTS {
                 self.judge_oldest(moment);
             }
@@ -324,14 +251,15 @@ impl Turnover {
     /// Adds the folds of the oldest part to those that are judged, and with them their share of the recent short-lived
     /// ones.
     fn judge_oldest(&mut self, moment: usize) {
+        let p = &self.params.judged;
         let (made, all) = (self.lately[PARTS - 1][moment] as f64, self.lately_made(moment));
         let short = if made < all { self.lately_short[moment] * made / all } else { self.lately_short[moment] };
         self.lately_short[moment] -= short;
-        let fade = decay(PART, FOLDS_HALF_LIFE);
+        let fade = decay(p.part, p.half_life);
         let (mut made_before, mut short_before) = (self.made[moment] * fade, self.short[moment] * fade);
         if self.lasts(moment) == Some(false) {
-            let weight = CLOSED_FOLDS / made_before.max(CLOSED_FOLDS);
-            short_before = short_before.min(made_before / CLOSED_SHORT_ONE_IN) * weight;
+            let weight = p.closed / made_before.max(p.closed);
+            short_before = short_before.min(made_before / p.closed_short_one_in) * weight;
             made_before *= weight;
         }
         self.made[moment] = made_before + made;
@@ -340,9 +268,10 @@ impl Turnover {
 
     /// The pages that are worth folding.
     pub fn worth(&self, now: Instant) -> Worth {
+        let p = &self.params.quiet;
         match self.quiet(now) {
-            Some(QuietInterval { goes_on: true, seconds: LONG_QUIET_SECONDS.. }) => Worth::All,
-            Some(QuietInterval { goes_on: true, .. }) => Worth::Rested,
+            Some(QuietInterval { goes_on: true, seconds }) if seconds >= p.long => Worth::All,
+            Some(QuietInterval { goes_on: true, .. }) => Worth::Rested(p.rested),
             quiet => {
                 let old = self.first_old(quiet, now);
                 // The last burst of writes may have filled pages of this age. They were written before this quiet
@@ -350,44 +279,57 @@ impl Turnover {
                 let is_of_the_burst =
                     |age| quiet.is_some_and(|quiet| age >= moment(false, Some(quiet.seconds)) && age < old);
                 let is_open = |age| !is_of_the_burst(age) && self.lasts(age).unwrap_or(age >= old);
-                Worth::Ages((1..MOMENTS).fold(0, |open, age| open | u16::from(is_open(age)) << age))
+                let open = (1..MOMENTS).fold(0, |open, age| open | u16::from(is_open(age)) << age);
+                Worth::Ages(open, self.params.judged.probes)
             }
         }
     }
 
-    /// How much changes.
-    pub fn change(&self, now: Instant) -> Change {
+    /// How often the agent looks at the member.
+    ///
+    /// | state | numbers |
+    /// |---|---|
+    /// | a burst, or the first seconds behind one | `busiest` |
+    /// | a burst that has gone on for long: the agent does not watch for its end | `seldom` |
+    /// | a quiet interval that is settled, in which the time decides which pages are worth folding | `busy` |
+    /// | all pages that rest are worth folding | `seldom` |
+    pub fn cadence(&self, now: Instant) -> Cadence {
+        let Params { bursts, quiet: expected, seldom, busy, busiest, .. } = self.params;
         match (self.worth(now), self.quiet(now)) {
-            (Worth::All, _) => Change::Little,
-            (_, Some(QuietInterval { seconds: SETTLED_SECONDS.., .. })) => Change::Some,
-            (_, None) if now.saturating_duration_since(self.burst_since) >= LONG_BURST => Change::MuchForLong,
-            _ => Change::Much,
+            (Worth::All, _) => *seldom,
+            (_, Some(quiet)) if quiet.seconds >= expected.settled => *busy,
+            (_, None) if now.saturating_duration_since(self.burst_since) >= bursts.long => {
+                Cadence { is_little: false, ..*seldom }
+            }
+            _ => *busiest,
         }
     }
 
     /// The first age at which a page is taken to have outlived a burst.
     ///
-    /// - After twice the longest quiet interval and [`SOON_SECONDS`], a page is too old to have been filled by the last
-    ///   burst. The last age is an exception: it has no upper bound, and such a page may be of it when quiet intervals
-    ///   are long.
-    /// - In a burst that has reached [`CYCLIC_BURST`], and in a gap of it, 2/3 of that length is enough.
+    /// - The last burst filled no page that is older than twice the longest quiet interval and the time for
+    ///   which one must go on. The last age is an exception: it has no upper bound, and such a page may be of it when
+    ///   quiet intervals are long.
+    /// - In a burst that shows which pages stay, and in a gap of it, 2/3 of that length is enough.
     fn first_old(&self, quiet: Option<QuietInterval>, now: Instant) -> usize {
         let longest = self.intervals.iter().copied().max().unwrap_or(0);
         let burst = now.saturating_duration_since(self.burst_since);
-        let goes_on = quiet.is_none_or(|quiet| quiet.seconds < GAP_SECONDS);
-        let old = if goes_on && burst >= CYCLIC_BURST {
-            (CYCLIC_BURST * 2 / 3).as_secs() as u32
+        let Params { bursts, quiet: expected, judged, .. } = self.params;
+        let goes_on = quiet.is_none_or(|quiet| quiet.seconds < bursts.gap_seconds);
+        let old = if goes_on && burst >= bursts.cyclic {
+            (bursts.cyclic * 2 / 3).as_secs() as u32
         } else {
-            longest.saturating_mul(2).saturating_add(SOON_SECONDS).max(OLD_SECONDS)
+            longest.saturating_mul(2).saturating_add(expected.soon).max(judged.old_seconds)
         };
         (1 + AGES.partition_point(|begin| *begin < old)).min(AGES.len())
     }
 
     /// Whether folds of this moment last; `None` while too few are known.
     fn lasts(&self, moment: usize) -> Option<bool> {
+        let p = &self.params.judged;
         let (made, short) = (self.made[moment], self.short[moment] + self.lately_short[moment]);
-        let are_few = short * SHORT_ONE_IN < made + self.lately_made(moment);
-        (if are_few { made } else { short } >= ENOUGH_FOLDS).then_some(are_few)
+        let are_few = short * p.short_one_in < made + self.lately_made(moment);
+        (if are_few { made } else { short } >= p.enough).then_some(are_few)
     }
 
     fn lately_made(&self, moment: usize) -> f64 {
@@ -406,10 +348,6 @@ fn decay(time: Duration, half_life: Duration) -> f64 {
     let of_part = (1..=10).rev().fold(1.0, |sum, n| 1.0 + exponent / f64::from(n) * sum);
     of_part * 0.5_f64.powi(whole)
 }
-
-#[cfg(test)]
-#[path = "turnover_tests.rs"]
-mod simulation;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,209 @@
+//! Every number of the policy. [`TODAY`] holds those that the agent uses.
+
+use std::time::Duration;
+
+/// Time that a page must stay unwritten after it was folded, else the fold is short-lived: 60 s.
+pub const LIFE: Duration = Duration::from_secs(60);
+/// [`LIFE`] in seconds.
+pub(crate) const LIFE_SECONDS: u32 = LIFE.as_secs() as u32;
+
+/// Lower bounds of the ages that are told apart, in seconds.
+pub(crate) const AGES: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+/// Number of moments of folds: moment 0, from which nothing is learned, and one for each of the ages
+/// (see [`moment`](crate::moment)).
+pub const MOMENTS: usize = 1 + AGES.len();
+const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
+/// Number of past quiet intervals that are remembered.
+pub(crate) const REMEMBERED: usize = 8;
+/// Number of parts of time after which it is known whether a fold was short-lived: 80 s in all.
+pub(crate) const PARTS: usize = 8;
+
+/// Resolution of the time of a fold, in seconds.
+pub(crate) const WINDOW_SECONDS: u32 = 5;
+/// Windows in which a write makes a fold short-lived: the fold's own, and those of the next minute; that ends after 60
+/// to 65 s.
+pub(crate) const YOUNG_WINDOWS: u32 = LIFE_SECONDS / WINDOW_SECONDS + 1;
+/// Resolution of the time of a write, in seconds. Times are kept modulo a day and a half. So once in a while, a page that was
+/// not written for so long passes for one that has just been.
+pub(crate) const STEP_SECONDS: u32 = 2;
+
+/// The numbers by which pages are folded.
+#[derive(Clone, Copy, Debug)]
+pub struct Params {
+    /// See [`Bursts`].
+    pub bursts: Bursts,
+    /// See [`Quiet`].
+    pub quiet: Quiet,
+    /// See [`Judged`].
+    pub judged: Judged,
+    /// See [`Pages`].
+    pub pages: Pages,
+    /// See [`Rental`]. The agent does without.
+    pub textbook: Rental,
+    /// How often the agent looks while little changes, or much has changed for long.
+    pub seldom: Cadence,
+    /// The same while the time decides which pages are worth folding.
+    pub busy: Cadence,
+    /// The same while much changes, or has changed a moment ago.
+    pub busiest: Cadence,
+}
+
+/// When a burst begins, goes on and ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Bursts {
+    /// Share of all pages that a burst must fill: one in this many, a minute to go on, and in a row to begin.
+    pub filled_one_in: f64,
+    /// Share of the decayed peak burst size that a burst must fill to begin, one in this many.
+    pub peak_one_in: f64,
+    /// Half-life of the peak burst size.
+    pub peak_half_life: Duration,
+    /// Shortest time over which the rate of changes is measured.
+    pub step: Duration,
+    /// Number of changed pages in one step that never make a burst, however small the member is.
+    pub few_pages: u64,
+    /// Length of a burst from which on the agent looks at the member seldom. It may notice the end some seconds late.
+    pub long: Duration,
+    /// Length from which on a burst shows which pages stay. During it, a page that was not written for 2/3 of this
+    /// time counts as one that outlives the burst.
+    pub cyclic: Duration,
+    /// Length of a quiet interval, in seconds, below which it may be a gap within a burst.
+    pub gap_seconds: u32,
+}
+
+/// The expectation of a quiet interval, and the pages that are folded in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Quiet {
+    /// Seconds without a burst that begin a quiet interval.
+    pub begins_after: u32,
+    /// Length of the first part of a quiet interval, in seconds, in which pages that the burst left behind are still being
+    /// folded.
+    pub settled: u32,
+    /// Length of a quiet interval, in seconds, from which on every page that has rested for a round is folded.
+    pub long: u32,
+    /// Seconds without a write after which a page is folded in a quiet interval that is expected to go on.
+    pub rested: u32,
+    /// Time that a quiet interval must be expected to go on, in seconds: the life of a fold, and its rest before.
+    pub soon: u32,
+    /// Number of past quiet intervals that must have gone on for as long, when this one is shorter than a gap may be.
+    pub seen: usize,
+}
+
+/// Lessons of folds, by the age of their pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged {
+    /// Tolerated share of short-lived folds, one in this many.
+    pub short_one_in: f64,
+    /// Half-life of the counts of folds.
+    pub half_life: Duration,
+    /// Length of the parts of time by which recent folds are counted.
+    pub part: Duration,
+    /// Fewest folds of an age from which anything is learned; of an age that does not last, fewest short-lived ones.
+    pub enough: f64,
+    /// Highest number of past folds that count in a closed age. Probe pages are few, and must be able to outweigh the past.
+    pub closed: f64,
+    /// Highest share of short-lived ones among the past folds that count in a closed age, one in this many. The reason is
+    /// the same.
+    pub closed_short_one_in: f64,
+    /// Lowest age, in seconds, that is open while too little is known of its folds. Past quiet intervals raise it.
+    pub old_seconds: u32,
+    /// The pages that show what becomes of folds of a closed age.
+    pub probes: Probes,
+}
+
+/// The choice of probe pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probes {
+    /// Share of pieces of memory that are probe pages, for each age, one in this many.
+    pub one_in: u64,
+    /// Length of a piece, in pages.
+    pub piece_pages: u64,
+}
+
+/// Objections to folding a single page.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    /// Seconds without a write after which a page is at rest. Only writes to pages at rest count as changes: they show
+    /// that something new has begun.
+    pub rest: u32,
+    /// Rest that a page needs after one short-lived fold, after two in a row, and after more, in seconds.
+    pub left_alone: [u32; 3],
+    /// Rest of a page, within a quiet interval of the same length, after which it could have been folded for a minute, in
+    /// seconds.
+    pub lasting: u32,
+    /// Time after which it is of no interest when a page was written, in seconds.
+    pub forget: u32,
+}
+
+/// The textbook rule ([`Textbook`](crate::Textbook)), beside which the others are judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Rental {
+    /// Rest after which a page is folded of whose block nothing is known, in seconds.
+    pub first_seconds: u32,
+    /// Least and most of that rest, in seconds.
+    pub bounds_seconds: [u32; 2],
+    /// Length of a block, in pages.
+    pub block_pages: u64,
+}
+
+/// How often the agent looks at its member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cadence {
+    /// Rounds and the faults that they cause may take one processor in this many.
+    pub rounds: u32,
+    /// Shortest time between two rounds.
+    pub closest: Duration,
+    /// Searches for written pages among the folded may take one processor in this many.
+    pub searches: u32,
+    /// Seconds after which a newly broken page is looked at again.
+    pub broken_first: u32,
+    /// Longest time after which a broken page is looked at again, in seconds.
+    pub broken_longest: u32,
+    /// Whether little changes. Then pages that rest are worth folding whenever the agent finds them.
+    pub is_little: bool,
+}
+
+const SELDOM: Cadence = Cadence {
+    rounds: 400,
+    closest: Duration::from_millis(100),
+    searches: 1000,
+    broken_first: 2,
+    broken_longest: 128,
+    is_little: true,
+};
+
+/// The numbers of the agent.
+pub const TODAY: Params = Params {
+    bursts: Bursts {
+        filled_one_in: 20.0,
+        peak_one_in: 4.0,
+        peak_half_life: Duration::from_secs(300),
+        step: Duration::from_secs(2),
+        few_pages: 64,
+        long: Duration::from_secs(60),
+        cyclic: Duration::from_secs(96),
+        gap_seconds: 16,
+    },
+    quiet: Quiet { begins_after: 4, settled: 16, long: 64, rested: 4, soon: LIFE_SECONDS + 4, seen: 2 },
+    judged: Judged {
+        short_one_in: 20.0,
+        half_life: Duration::from_secs(300),
+        part: Duration::from_secs(10),
+        enough: 30.0,
+        closed: 600.0,
+        closed_short_one_in: 10.0,
+        old_seconds: 128,
+        probes: Probes { one_in: 256, piece_pages: 16 },
+    },
+    pages: Pages { rest: 12, left_alone: [60, 120, 240], lasting: LIFE_SECONDS + 8, forget: 1024 },
+    textbook: Rental { first_seconds: 4, bounds_seconds: [2, 1024], block_pages: 16 },
+    seldom: SELDOM,
+    busy: Cadence { rounds: 100, searches: 200, broken_longest: 4, is_little: false, ..SELDOM },
+    busiest: Cadence {
+        rounds: 25,
+        closest: Duration::from_secs(1),
+        searches: 25,
+        broken_longest: 2,
+        is_little: false,
+        ..SELDOM
+    },
+};
