@@ -25,7 +25,7 @@ pub fn cycles(graph: &Graph) -> Vec<Vec<String>> {
 }
 
 /// Collects the nodes at the end of a path of at least one edge.
-fn reachable<'a>(graph: &'a Graph, start: &str) -> BTreeSet<&'a str> {
+pub fn reachable<'a>(graph: &'a Graph, start: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut open = vec![start];
     while let Some(node) = open.pop() {

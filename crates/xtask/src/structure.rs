@@ -1,7 +1,10 @@
-//! The crates below `crates/` ("rooms"): their sizes and dependencies, cycles, and long functions.
+//! The crates below `crates/` ("rooms"): their sizes and dependencies, cycles, arrows and numbers inside of them, and long
+//! functions.
 
 mod allowed;
+mod arrows;
 mod imports;
+mod inside;
 mod report;
 mod rooms;
 mod trees;
@@ -27,8 +30,10 @@ pub struct Structure {
     pub rooms: Vec<Room>,
     /// Rooms that depend on each other, for tests or otherwise.
     pub cycles_between_rooms: Vec<Vec<String>>,
-    /// Files of one room that name each other; for information.
+    /// Files of one room that name each other.
     pub cycles_of_files: Vec<FileCycle>,
+    /// Counts inside of each room.
+    pub counts: Vec<(String, inside::Counts)>,
     /// Functions of more than [`MOST_LINES`] lines, the longest first.
     pub long_functions: Vec<LongFunction>,
     /// Everything that has to be mended.
@@ -62,19 +67,24 @@ pub struct LongFunction {
 /// Reads the tree and finds its problems.
 pub fn read(root: &Path) -> Result<Structure> {
     let mut structure = Structure { rooms: rooms::list(root)?, ..Structure::default() };
+    let architecture = files::read(root, "ARCHITECTURE.md")?;
+    let bans = arrows::bans(&architecture)?;
+    let mut problems = Vec::new();
     for at in 0..structure.rooms.len() {
-        structure.read_room(root, at)?;
+        problems.extend(structure.read_room(root, at, &bans)?);
     }
+    problems.extend(inside::problems(&structure.counts, &inside::budgets(&architecture)?));
     structure.long_functions.sort_by(|a, b| (b.lines, &a.file, a.line).cmp(&(a.lines, &b.file, b.line)));
     structure.cycles_between_rooms = rooms::cycles(&structure.rooms);
-    let architecture = files::read(root, "ARCHITECTURE.md")?;
     structure.problems = structure.problems(&allowed::parse(&architecture)?);
+    structure.problems.extend(problems);
     structure.problems.extend(trees::problems(root, &trees::parse(&architecture)?)?);
     Ok(structure)
 }
 
 impl Structure {
-    fn read_room(&mut self, root: &Path, at: usize) -> Result<()> {
+    /// Returns the banned arrows of the room.
+    fn read_room(&mut self, root: &Path, at: usize, bans: &[arrows::Ban]) -> Result<Vec<String>> {
         let room = &mut self.rooms[at];
         let mut sources = Vec::new();
         for file in files::below(root, &room.directory, "rs")? {
@@ -93,9 +103,18 @@ impl Structure {
                 sources.push((inside.to_string(), text));
             }
         }
-        let cycles = graph::cycles(&imports::graph(&sources)?).into_iter();
-        self.cycles_of_files.extend(cycles.map(|files| FileCycle { room: room.name.clone(), files }));
-        Ok(())
+        let (graph, streams) = imports::graph(&sources)?;
+        let (cycles, mut counts, mut names) = (graph::cycles(&graph), inside::Counts::default(), graph::Graph::new());
+        counts.circle = cycles.iter().map(Vec::len).max().unwrap_or(0);
+        for (file, tokens) in streams {
+            counts.add(&tokens.clone().into_iter().collect::<Vec<_>>());
+            names.insert(file.to_string(), imports::words(tokens).collect());
+        }
+        let room = room.name.clone();
+        let problems = arrows::problems(&room, &graph, &names, bans);
+        self.counts.push((room.clone(), counts));
+        self.cycles_of_files.extend(cycles.into_iter().map(|files| FileCycle { room: room.clone(), files }));
+        Ok(problems)
     }
 
     fn problems(&self, allowed: &allowed::Allowed) -> Vec<String> {
@@ -145,7 +164,7 @@ mod tests {
         std::fs::write(root.path().join("crates/a/src/lib.rs"), source).unwrap();
         let rooms = vec![Room { name: "a".into(), directory: "crates/a".into(), ..Room::default() }];
         let mut structure = Structure { rooms, ..Structure::default() };
-        structure.read_room(root.path(), 0).unwrap();
+        structure.read_room(root.path(), 0, &[]).unwrap();
         assert_eq!(structure.rooms[0].lines, 102);
         let found: Vec<_> = structure.long_functions.iter().map(|f| (f.name.as_str(), f.line, f.lines)).collect();
         assert_eq!(found, [("long", 52, 51)]);

@@ -20,29 +20,28 @@ pub type Allowed = BTreeMap<String, Uses>;
 
 /// Reads the table with the columns `crate` and `may use`.
 pub fn parse(architecture: &str) -> Result<Allowed> {
-    let rows = columns(architecture, "Rooms", ["crate", "may use"])?;
-    Ok(rows.into_iter().map(|[name, uses]| (name, read_uses(&uses))).collect())
+    let rows = table(architecture, "Rooms", &["crate", "may use"])?;
+    Ok(rows.into_iter().map(|row| (row[0].clone(), read_uses(&row[1]))).collect())
 }
 
-/// Cells of two columns of the first table in a section of ARCHITECTURE.md.
-pub fn columns(architecture: &str, title: &str, names: [&str; 2]) -> Result<Vec<[String; 2]>> {
+/// Reads the first table of a section. Returns these columns of each row.
+pub fn table(architecture: &str, title: &str, columns: &[&str]) -> Result<Vec<Vec<String>>> {
     let section = architecture.split("\n## ").map(|section| section.trim_start_matches("## "));
     let section = section.into_iter().find(|section| section.lines().next() == Some(title));
     let section = section.with_context(|| format!("ARCHITECTURE.md has no section \"{title}\""))?;
     let mut rows =
         section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).map(cells);
     let head = rows.next().with_context(|| format!("section \"{title}\" of ARCHITECTURE.md has no table"))?;
-    let column = |name: &str| {
+    let column = |name: &&str| {
         let at = head.iter().position(|cell| cell == name);
         at.with_context(|| format!("the table in section \"{title}\" of ARCHITECTURE.md has no column \"{name}\""))
     };
-    let (first, second) = (column(names[0])?, column(names[1])?);
-    let mut found = Vec::new();
-    for row in rows.skip(1) {
-        ensure!(row.len() == head.len(), "the table of {title} has a row that is no row: {}", row.join(" | "));
-        found.push([row[first].clone(), row[second].clone()]);
-    }
-    Ok(found)
+    let columns: Vec<usize> = columns.iter().map(column).collect::<Result<_>>()?;
+    let row = |row: Vec<String>| -> Result<Vec<String>> {
+        ensure!(row.len() == head.len(), "the table \"{title}\" has a row that is no row: {}", row.join(" | "));
+        Ok(columns.iter().map(|column| row[*column].clone()).collect())
+    };
+    rows.skip(1).map(row).collect()
 }
 
 /// The cells of a row, without backticks. `\|` is no border.

@@ -1,37 +1,46 @@
-//! Files of one room that name each other by `crate::` and `super::`.
+//! Files of one room that name each other by `crate::` and `super::`, tests aside.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+use super::inside::{test_modules, without_tests};
 use crate::graph::Graph;
 use crate::rust::{self, is_attribute};
 
 /// Segments of a module's path below the crate; the crate itself has none.
 type Module = Vec<String>;
 
+/// The files of a room and their tokens, both without tests.
+pub type Streams<'a> = Vec<(&'a str, TokenStream)>;
+
 /// Draws an edge from each file to those whose modules it names. Files are `(path below src, text)`.
-pub fn graph(sources: &[(String, String)]) -> Result<Graph> {
+pub fn graph(sources: &[(String, String)]) -> Result<(Graph, Streams<'_>)> {
     let mut modules: BTreeMap<&str, Module> =
         sources.iter().map(|(file, _)| (file.as_str(), module_of(file))).collect();
-    let mut streams = Vec::new();
+    let (mut streams, mut tests): (Streams<'_>, Vec<Module>) = (Vec::new(), Vec::new());
     for (file, text) in sources {
         let tokens = rust::tokens(text)?;
         renamed(file, tokens.clone(), &mut modules);
-        streams.push((file, tokens));
+        let below = |name: String| -> Module { modules[file.as_str()].iter().cloned().chain([name]).collect() };
+        tests.extend(test_modules(&tokens).into_iter().map(below));
+        streams.push((file.as_str(), without_tests(tokens)));
     }
+    let is_test = |file: &str| tests.iter().any(|test| modules[file].starts_with(test));
+    streams.retain(|(file, _)| !is_test(file));
+    modules = modules.iter().filter(|(file, _)| !is_test(file)).map(|(file, module)| (*file, module.clone())).collect();
     let files: BTreeMap<&Module, &str> = modules.iter().map(|(file, module)| (module, *file)).collect();
     let mut graph = Graph::new();
-    for (file, tokens) in streams {
+    for (file, tokens) in &streams {
         let mut paths = Vec::new();
-        level(&tokens.into_iter().collect::<Vec<_>>(), &modules[file.as_str()], &mut paths);
+        level(&tokens.clone().into_iter().collect::<Vec<_>>(), &modules[file], &mut paths);
         let targets =
             paths.iter().filter_map(|path| (0..=path.len()).rev().find_map(|end| files.get(&path[..end].to_vec())));
-        let targets = targets.filter(|target| **target != file).map(|target| target.to_string());
-        graph.insert(file.clone(), targets.collect());
+        let targets = targets.filter(|target| *target != file).map(|target| target.to_string());
+        graph.insert(file.to_string(), targets.collect());
     }
-    Ok(graph)
+    Ok((graph, streams))
 }
 
 /// The module that a file holds by its name: `a/b.rs` and `a/b/mod.rs` are `a::b`.
@@ -85,6 +94,26 @@ fn level(tokens: &[TokenTree], module: &[String], paths: &mut Vec<Module>) {
             _ => {}
         }
         at += 1;
+    }
+}
+
+/// The words of a file that begin a path, so that they may name another room.
+pub fn words(tokens: TokenStream) -> impl Iterator<Item = String> {
+    let mut words = Vec::new();
+    begin_paths(&tokens.into_iter().collect::<Vec<_>>(), &mut words);
+    words.into_iter()
+}
+
+fn begin_paths(tokens: &[TokenTree], words: &mut Vec<String>) {
+    let is_colon = |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == ':');
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Ident(word) if is_path(&tokens[at + 1..]) && (at == 0 || !is_colon(at - 1)) => {
+                words.push(word.to_string());
+            }
+            TokenTree::Group(group) => begin_paths(&group.stream().into_iter().collect::<Vec<_>>(), words),
+            _ => {}
+        }
     }
 }
 
@@ -147,7 +176,7 @@ mod tests {
 
     fn edges(sources: &[(&str, &str)]) -> Vec<(String, Vec<String>)> {
         let sources: Vec<_> = sources.iter().map(|(file, text)| (file.to_string(), text.to_string())).collect();
-        let edges = graph(&sources).unwrap().into_iter().filter(|(_, targets)| !targets.is_empty());
+        let edges = graph(&sources).unwrap().0.into_iter().filter(|(_, targets)| !targets.is_empty());
         edges.map(|(file, targets)| (file, targets.into_iter().collect())).collect()
     }
 
@@ -168,12 +197,20 @@ mod tests {
 
     #[test]
     fn files_may_hold_modules_by_other_names() {
+        let sources =
+            [("lib.rs", ""), ("a.rs", "#[path = \"a_parts.rs\"]\nmod parts;"), ("a_parts.rs", "use super::*;")];
+        assert_eq!(edges(&sources), [("a_parts.rs".to_string(), vec!["a.rs".to_string()])]);
+    }
+
+    #[test]
+    fn tests_are_no_files_of_the_graph() {
         let sources = [
             ("lib.rs", ""),
-            ("a.rs", "#[cfg(test)]\n#[path = \"a_tests.rs\"]\nmod tests;"),
+            ("a.rs", "#[cfg(test)]\n#[path = \"a_tests.rs\"]\nmod tests;\n#[cfg(test)]\nmod b { use crate::c::C; }"),
             ("a_tests.rs", "use super::*;"),
+            ("c.rs", "use crate::a::A;"),
         ];
-        assert_eq!(edges(&sources), [("a_tests.rs".to_string(), vec!["a.rs".to_string()])]);
+        assert_eq!(edges(&sources), [("c.rs".to_string(), vec!["a.rs".to_string()])]);
     }
 
     #[test]
@@ -181,6 +218,6 @@ mod tests {
         let sources =
             [("lib.rs", ""), ("a.rs", "use crate::b::B;"), ("b.rs", "use crate::a::A;"), ("c.rs", "use crate::a::A;")];
         let sources = sources.map(|(file, text)| (file.to_string(), text.to_string()));
-        assert_eq!(cycles(&graph(&sources).unwrap()), [["a.rs", "b.rs"]]);
+        assert_eq!(cycles(&graph(&sources).unwrap().0), [["a.rs", "b.rs"]]);
     }
 }

@@ -8,7 +8,7 @@ impl fmt::Display for Structure {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.rooms(f)?;
         if !self.cycles_of_files.is_empty() {
-            writeln!(f, "\nFiles that name each other, for information:")?;
+            writeln!(f, "\nFiles that name each other:")?;
         }
         for cycle in &self.cycles_of_files {
             writeln!(f, "  {}: {}", cycle.room, cycle.files.join(", "))?;
