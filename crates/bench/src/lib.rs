@@ -21,6 +21,7 @@ mod overhead;
 mod park;
 mod place;
 mod ratio;
+mod policy;
 mod serve;
 mod serving;
 mod side;
@@ -71,6 +72,8 @@ enum What {
     Place(place::Args),
     /// Guests that are parked and woken
     Park(park::Args),
+    /// Rules that say which pages are folded, replayed over what programs wrote
+    Policy(policy::Args),
     /// A service with many members: answers, costs, and whether the savings that it shows are so
     Serve(serve::Args),
     /// Guests that are cloned, beside the same guests booted, restored, and cloned by stock QEMU
@@ -115,6 +118,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
         What::Overhead(args) => overhead::run(&args),
         What::Place(args) => place::run(&args, place),
         What::Park(args) => park::run(&args),
+        What::Policy(args) => policy::run(&args),
         What::Serve(args) => serve::run(&args),
         What::Start(args) => start::run(&args),
     }

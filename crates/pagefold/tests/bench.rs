@@ -34,3 +34,16 @@ fn every_kind_of_census_is_measured_and_finds_the_same() {
         assert!(sizes.windows(2).all(|w| number(&w[0]["pages"]) < number(&w[1]["pages"])));
     }
 }
+
+#[test]
+fn policies_are_replayed_over_what_a_program_wrote() {
+    let trace = pagefold(&["bench", "policy", "--record", &std::process::id().to_string(), "--seconds", "4"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("this-test.trace");
+    std::fs::write(&file, &trace.stdout).unwrap();
+    let found = json_of(&pagefold(&["bench", "policy", "--json", file.to_str().unwrap()]));
+    assert_documented(&["bench policy --json"], &found);
+    let rows: Vec<_> = found.as_array().unwrap().iter().map(|row| (&row["trace"], &row["policy"])).collect();
+    assert_eq!(rows, [(&"this-test".into(), &"today".into()), (&"this-test".into(), &"textbook".into())]);
+    assert!(number(&found[1]["folds"]) > 0, "{found}");
+}

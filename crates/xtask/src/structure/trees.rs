@@ -17,9 +17,9 @@ pub struct Tree {
 
 /// Reads the table with the columns `package` and `is linked with none of`.
 pub fn parse(architecture: &str) -> Result<Vec<Tree>> {
-    let rows = allowed::columns(architecture, "Programs", ["package", "is linked with none of"])?;
+    let rows = allowed::table(architecture, "Programs", &["package", "is linked with none of"])?;
     let names = |cell: &str| cell.split(',').map(|name| name.trim().to_string()).filter(|name| name != "-").collect();
-    Ok(rows.into_iter().map(|[package, none_of]| Tree { package, none_of: names(&none_of) }).collect())
+    Ok(rows.into_iter().map(|row| Tree { package: row[0].clone(), none_of: names(&row[1]) }).collect())
 }
 
 /// Finds crates in the trees that must not be there, and packages that are none.

@@ -1,0 +1,260 @@
+//! `pagefold bench policy`: what folding by each rule would have saved and cost, on recorded traces of programs. Nothing is folded.
+//!
+//! `--record` makes a trace: it fingerprints a program's private pages every two seconds.
+
+use ::policy::replay::{Rule, Score, Today, replay};
+use ::policy::{TODAY, Textbook, Trace};
+use anyhow::{Context, bail};
+use cli::exit::Outcome;
+use cli::output;
+use host::{Pagemap, ProcessMemory};
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use report::{Align, Table};
+use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time between two looks of a recording, in seconds.
+const LOOK_SECONDS: u32 = 2;
+/// Length of the blocks of pages of which `--one-in` picks some, in pages.
+const BLOCK_PAGES: u64 = 64;
+/// Pages that are read at once.
+const AT_ONCE_PAGES: u64 = 64;
+/// End of the addresses that a program may have.
+const LAST: HostVirt = HostVirt(1 << 47);
+
+/// Arguments of `pagefold bench policy`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Traces to replay
+    #[arg(value_name = "FILE", required_unless_present = "record")]
+    traces: Vec<PathBuf>,
+    /// Record what this process and its descendants write, and print the trace
+    #[arg(long, value_name = "PID", conflicts_with = "traces")]
+    record: Option<u32>,
+    /// Seconds to record
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(4..=86_400))]
+    seconds: u32,
+    /// Record one block of 64 pages in this many
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    one_in: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One rule on one trace.
+#[derive(Serialize)]
+struct Row {
+    trace: String,
+    policy: &'static str,
+    merged_of_possible: f64,
+    short_share: f64,
+    cpu_s: f64,
+    folds: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    if let Some(pid) = args.record {
+        let trace = Recording::new(pid, args.one_in).record(args.seconds)?;
+        output::bytes(trace.to_text().as_bytes())?;
+        return Ok(Outcome::Done);
+    }
+    let mut rows = Vec::new();
+    for file in &args.traces {
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let trace = Trace::parse(&text).map_err(|e| anyhow::anyhow!("{}: {e}", file.display()))?;
+        rows.push(row(file, "today", &trace, &mut Today::new(&TODAY)));
+        rows.push(row(file, "textbook", &trace, &mut Textbook::new(&TODAY.textbook)));
+    }
+    if args.json {
+        output::line(serde_json::to_string_pretty(&rows)?)?;
+    } else {
+        output::bytes(table(&rows).as_bytes())?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn row(file: &Path, policy: &'static str, trace: &Trace, rule: &mut impl Rule) -> Row {
+    let Score { merged_of_possible, short_share, cpu_s, folds, .. } = replay(trace, rule, 0);
+    let trace = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Row { trace, policy, merged_of_possible, short_share, cpu_s, folds }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = Table::new(&[
+        ("trace", Align::Left),
+        ("policy", Align::Left),
+        ("merged of possible", Align::Right),
+        ("short", Align::Right),
+        ("CPU s", Align::Right),
+        ("folds", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            row.trace.clone(),
+            row.policy.to_string(),
+            format!("{:.1}%", row.merged_of_possible * 100.0),
+            format!("{:.1}%", row.short_share * 100.0),
+            format!("{:.2}", row.cpu_s),
+            row.folds.to_string(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// A recording under way.
+struct Recording {
+    pid: u32,
+    one_in: u64,
+    /// The number and the fingerprint of each page, by process and page number.
+    pages: HashMap<(u32, u64), (u64, Fingerprint)>,
+    /// Numbers of pages that were given back. The next pages take them, as a host's next pages take its frames.
+    free: BTreeSet<u64>,
+    buffer: Vec<u8>,
+}
+
+impl Recording {
+    fn new(pid: u32, one_in: u64) -> Self {
+        let buffer = vec![0; AT_ONCE_PAGES as usize * PAGE_BYTES];
+        Self { pid, one_in, pages: HashMap::new(), free: BTreeSet::new(), buffer }
+    }
+
+    fn record(mut self, seconds: u32) -> anyhow::Result<Trace> {
+        let (began, mut written, mut pages) = (Instant::now(), Vec::new(), 0);
+        self.look()?;
+        for look in 1..=seconds / LOOK_SECONDS {
+            let due = Duration::from_secs(u64::from(look * LOOK_SECONDS));
+            std::thread::sleep(due.saturating_sub(began.elapsed()));
+            let Ok(changed) = self.look() else { break };
+            written.push(runs(&changed));
+            pages = pages.max((self.pages.len() + self.free.len()) as u64);
+        }
+        if written.is_empty() {
+            bail!("process {} has ended", self.pid);
+        }
+        Ok(Trace { pages, look_seconds: LOOK_SECONDS, written })
+    }
+
+    /// The numbers of pages that were written or given back since the look before.
+    fn look(&mut self) -> anyhow::Result<BTreeSet<u64>> {
+        let mut changed = BTreeSet::new();
+        let mut before = std::mem::take(&mut self.pages);
+        let found = self.find()?;
+        let is_there: BTreeSet<(u32, u64)> = found.iter().map(|(key, _)| *key).collect();
+        before.retain(|key, (number, _)| {
+            let stays = is_there.contains(key);
+            if !stays {
+                changed.insert(*number);
+                self.free.insert(*number);
+            }
+            stays
+        });
+        let mut next = (before.len() + self.free.len()) as u64;
+        for (key, fingerprint) in found {
+            let (number, is_same) = if let Some((number, known)) = before.get(&key) {
+                (*number, *known == fingerprint)
+            } else if let Some(free) = self.free.pop_first() {
+                (free, false)
+            } else {
+                next += 1;
+                (next - 1, false)
+            };
+            if !is_same {
+                changed.insert(number);
+            }
+            self.pages.insert(key, (number, fingerprint));
+        }
+        Ok(changed)
+    }
+
+    /// All pages that are recorded, and their fingerprints, in order.
+    fn find(&mut self) -> anyhow::Result<Vec<((u32, u64), Fingerprint)>> {
+        let (mut found, mut pids, mut at) = (Vec::new(), vec![self.pid], 0);
+        while at < pids.len() {
+            let pid = pids[at];
+            at += 1;
+            pids.extend(host::children(pid));
+            match self.find_in(pid, &mut found) {
+                Err(e) if pid == self.pid => return Err(e),
+                // A descendant that has just ended.
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    fn find_in(&mut self, pid: u32, found: &mut Vec<((u32, u64), Fingerprint)>) -> anyhow::Result<()> {
+        let (pagemap, memory) = (Pagemap::open(pid)?, ProcessMemory::open(pid)?);
+        let ranges = pagemap.private_ranges(HostVirt(0), LAST)?;
+        let picked: Vec<PageRange> =
+            ranges.iter().flat_map(|range| blocks(*range)).filter(|range| self.picks(*range)).collect();
+        for range in picked {
+            // A page that has just gone ends the block.
+            let read = memory.read(&[range], &mut self.buffer).unwrap_or(0);
+            for (n, page) in self.buffer.chunks_exact(PAGE_BYTES).take(read).enumerate() {
+                found.push(((pid, range.start.page() + n as u64), Fingerprint::of(page)));
+            }
+        }
+        Ok(())
+    }
+
+    fn picks(&self, block: PageRange) -> bool {
+        let number = block.start.page() / BLOCK_PAGES;
+        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(self.one_in)
+    }
+}
+
+/// The parts of a range by the blocks that they lie in.
+fn blocks(range: PageRange) -> impl Iterator<Item = PageRange> {
+    let (mut at, end) = (range.start.page(), range.end().page());
+    std::iter::from_fn(move || {
+        let first = at;
+        at = end.min((first / BLOCK_PAGES + 1) * BLOCK_PAGES);
+        (first < end).then(|| PageRange { start: HostVirt(first << PAGE_SHIFT), pages: at - first })
+    })
+}
+
+/// Ordered numbers as runs.
+fn runs(numbers: &BTreeSet<u64>) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut().filter(|(first, count)| first + count == *number) {
+            Some((_, count)) => *count += 1,
+            None => runs.push((*number, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_and_runs_are_cut() {
+        let cut = blocks(PageRange { start: HostVirt(60 << PAGE_SHIFT), pages: 70 });
+        assert_eq!(
+            cut.map(|range| (range.start.page(), range.pages)).collect::<Vec<_>>(),
+            [(60, 4), (64, 64), (128, 2)]
+        );
+        assert_eq!(runs(&BTreeSet::from([1, 2, 3, 7, 9])), [(1, 3), (7, 1), (9, 1)]);
+    }
+
+    #[test]
+    fn recording_shows_pages_that_were_written() {
+        let mut memory = vec![1_u8; 256 * PAGE_BYTES];
+        let mut recording = Recording::new(std::process::id(), 1);
+        recording.look().unwrap();
+        let number = |recording: &Recording, byte: usize| {
+            let page = (memory.as_ptr() as usize + byte) as u64 >> PAGE_SHIFT;
+            recording.pages[&(std::process::id(), page)].0
+        };
+        let [one, other] = [100, 150].map(|page| number(&recording, page * PAGE_BYTES));
+        memory[100 * PAGE_BYTES] = 2;
+        let changed = recording.look().unwrap();
+        assert_eq!([one, other].map(|page| changed.contains(&page)), [true, false]);
+    }
+}
