@@ -43,6 +43,7 @@ mod link;
 mod lock;
 mod map;
 mod maps;
+mod openings;
 mod patience;
 mod place;
 #[cfg(any(test, not(target_env = "gnu")))]

@@ -34,6 +34,8 @@ mod rings;
 mod tables;
 
 use crate::lock::Lock;
+use crate::openings;
+pub use crate::openings::number as generation;
 use crate::table;
 use judge::{Distrusted, Facts, Verdict, filesystem_name};
 use mounts::Question;
@@ -46,8 +48,6 @@ const NOT_PINNING: &str = "PAGEFOLD_NOT_PINNING";
 /// Time after which a system call that was under way when its file was closed is taken to have ended.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// Number of times that something was opened through which memory might be written without pinning.
-static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Filesystems that are not trusted to pin, as [`Distrusted`] keeps them.
 static DISTRUSTED: AtomicU32 = AtomicU32::new(0);
 /// First finding of a hook that holds for ever: see [`Sticky`].
@@ -108,12 +108,6 @@ pub unsafe fn begin_anew() {
     unsafe { mounts::begin_anew() };
 }
 
-/// A number that changes when anything is opened that is not known to pin or to copy. It changes before the program can
-/// use the opened file.
-pub fn generation() -> u64 {
-    GENERATION.load(Ordering::SeqCst)
-}
-
 /// Judges every open file of the process. For the agent's thread.
 ///
 /// # Errors
@@ -163,7 +157,7 @@ fn distrusted() -> Distrusted {
 /// Changes the generation, because a file was opened that is not known to pin or to copy. Surveys find that file by
 /// themselves.
 fn stir() {
-    GENERATION.fetch_add(1, Ordering::SeqCst);
+    openings::count();
 }
 
 /// Notes for good a reason that outlives the open file, and changes the generation.

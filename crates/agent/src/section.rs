@@ -43,8 +43,8 @@
 use crate::follow::Following;
 use crate::map::Map;
 use crate::maps::Kind;
+use crate::openings;
 use crate::place::{Placing, place};
-use crate::references;
 use act::{MemberMemory, PoolView, Userfault, Watch, map_anonymous_where_free, pages_equal};
 use page::{HostVirt, PAGE_BYTES, PageRange, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
@@ -268,7 +268,7 @@ impl Section {
     fn judge(&self, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
         // The generation is read after the move: it then counts every file that was opened before, and through which a
         // write may have begun.
-        let unpinned = references::generation() != generation;
+        let unpinned = openings::number() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
             let n = n as u64;
             let wanted = slots.map_or(zeros(), |slots| slots.start.add_pages(n));

@@ -4,7 +4,7 @@
 //! The program's threads change the table through the hooks, and the agent's thread changes it in everything that it
 //! does. A holder of the lock must not touch memory that may be folded, take a lock of the program's, or panic.
 
-pub use crate::map::{Advice, Counts, Home, READ_WRITE, Shut, Traits, everything};
+pub use crate::map::{Advice, Home, READ_WRITE, Shut, Traits, everything};
 
 use crate::follow;
 use crate::lock::{self, Lock};

@@ -1,6 +1,5 @@
 //! The host's load: a burner for each processor, which computes for a part of the time.
 
-use super::figures::Bar;
 use anyhow::Context;
 use cli::exit::Outcome;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -41,14 +40,6 @@ impl Host {
             Self::Idle => 0,
             Self::Busy => 70,
             Self::Saturated => 100,
-        }
-    }
-
-    /// The bar of the 99th percentile's ratio.
-    pub const fn bar(self) -> Bar {
-        match self {
-            Self::Idle | Self::Busy => Bar { ratio: 1.05, high: 1.10 },
-            Self::Saturated => Bar { ratio: 1.10, high: 1.10 },
         }
     }
 }

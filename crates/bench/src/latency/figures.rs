@@ -26,6 +26,16 @@ pub struct Bar {
     pub high: f64,
 }
 
+impl Bar {
+    /// Of the 99th percentile's ratio.
+    pub const fn on(host: Host) -> Self {
+        match host {
+            Host::Idle | Host::Busy => Self { ratio: 1.05, high: 1.10 },
+            Host::Saturated => Self { ratio: 1.10, high: 1.10 },
+        }
+    }
+}
+
 /// A ratio of two arms' slices, over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ratio {
@@ -157,7 +167,7 @@ impl Row {
             others.iter().filter(is_like).find(|row| row.arm == arm.name() && row.arm != self.arm)
         };
         let over_off = arm(Arm::Off).map(|off| OverOff {
-            p99: Ratio::of(&self.ratios(off, |slice| slice.p99), self.host.bar(), false),
+            p99: Ratio::of(&self.ratios(off, |slice| slice.p99), Bar::on(self.host), false),
             rate: Ratio::of(&off.ratios(self, |slice| slice.rate), RATE, true),
             cpu_us_per_op: Ratio::of(&self.ratios(off, |slice| slice.cpu_us_per_op), CPU, false),
         });
@@ -213,7 +223,7 @@ mod tests {
 
     #[test]
     fn ratio_is_within_only_with_its_interval() {
-        let verdict = |ratios: &[f64]| Ratio::of(ratios, Host::Idle.bar(), false).verdict;
+        let verdict = |ratios: &[f64]| Ratio::of(ratios, Bar::on(Host::Idle), false).verdict;
         assert_eq!(verdict(&[1.04, 1.05, 1.03, 1.04]), Verdict::Within);
         assert_eq!(verdict(&[1.0, 1.2, 0.9, 1.04]), Verdict::Undecided);
         assert_eq!(verdict(&[1.06, 1.07, 1.06, 1.07]), Verdict::Over);
