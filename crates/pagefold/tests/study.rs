@@ -46,19 +46,12 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn every_study_is_listed_with_what_it_lacks() {
+fn every_study_is_listed_and_can_be_made() {
     let listed = json_of(&pagefold(&["study", "--list", "--json"]));
     assert_documented(&["study --list --json"], &listed);
     let listed = listed.as_array().expect("a list");
     assert_eq!(listed.len(), 62);
-    for study in listed {
-        assert_eq!(study["available"] == true, study["why_not"].is_null(), "{study}");
-    }
-    let of = |id: &str| listed.iter().find(|study| study["id"] == id).expect("a study").clone();
-    assert_eq!(
-        (of("kim-isolate")["available"].clone(), of("kloster-clone")["available"].clone()),
-        (true.into(), false.into())
-    );
+    assert!(listed.iter().all(|study| study["available"] == true), "each has a recipe: {listed:?}");
 }
 
 #[test]
@@ -70,13 +63,11 @@ fn made_up_samples_get_the_verdicts_that_they_must() {
 }
 
 #[test]
-fn names_that_mean_nothing_and_studies_without_recipe_have_their_codes() {
+fn names_that_mean_nothing_have_their_codes() {
     for (args, code, word) in [
         (&["study"][..], 2, "--list"),
         (&["study", "kim-nothing"], 2, "kim-nothing"),
         (&["study", "kim-bill", "--arm", "fald"], 2, "it has ksm, fold"),
-        (&["study", "sonone-fig13"], 3, "nobody has written its recipe"),
-        (&["study", "kloster-cl*"], 3, "kloster-clone"),
     ] {
         let output = pagefold(args);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", said(&output));
