@@ -70,7 +70,7 @@ fn fold_is_undone_when_something_was_opened_meanwhile() {
     let (pool, member) = (pool(), Member::new(4));
     let mut outcomes = [Outcome::Gone; 4];
     let source = Some(Source { pool: &pool, first: PoolSlot::new(0, 0).unwrap() });
-    let before = references::generation().wrapping_sub(1);
+    let before = openings::number().wrapping_sub(1);
     section.fold(&mut table::lock(), member.run(0, 4), source, before, &mut outcomes);
     assert_eq!(outcomes, [Outcome::Unpinned; 4]);
     assert_eq!(member.in_pool(), 0);
@@ -406,7 +406,7 @@ impl Folding {
         }
         let mut left = &parts[..];
         while !left.is_empty() {
-            let generation = references::generation();
+            let generation = openings::number();
             let following = &**self.section.following();
             let with = (&self.pagemap, following, &mut self.reader, &mut self.witness);
             let (done, _) = refold::fold_group(&mut table::lock(), with, left, generation, &mut outcomes);

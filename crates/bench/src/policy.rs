@@ -21,8 +21,8 @@ const LOOK_SECONDS: u32 = 2;
 const BLOCK_PAGES: u64 = 64;
 /// Pages that are read at once.
 const AT_ONCE_PAGES: u64 = 64;
-/// End of the addresses that a program may have.
-const LAST: HostVirt = HostVirt(1 << 47);
+/// End of the addresses that a program may have: the kernel keeps the last page below it.
+const LAST: HostVirt = HostVirt((1 << 47) - PAGE_BYTES as u64);
 
 /// Arguments of `pagefold bench policy`.
 #[derive(clap::Args)]

@@ -62,6 +62,9 @@ pub struct Headroom {
     left: Option<u64>,
     /// Since when nothing is left.
     short_since: Option<Instant>,
+    /// Runs that need mappings and were asked for since the last look, and between the two looks before it. Statistics may have come
+    /// before these were folded.
+    unseen_runs: [u64; 2],
     /// Least number of mappings that the process has had without those of folded pages, as far as is known.
     own_mappings: Option<u64>,
     /// Why nothing more of the member is folded; `None` if it is folded.
@@ -81,8 +84,9 @@ struct Account {
     /// Memory that folding has taken, as was told last: mappings, tables.
     taken: u64,
     to_come: u64,
-    /// Kernel memory of mappings that folding has made.
+    /// Kernel memory of mappings that folding has made, and of those that statistics may not show yet.
     mappings: u64,
+    unseen: u64,
 }
 
 impl Account {
@@ -97,7 +101,7 @@ impl Account {
         let room = bound.room.saturating_sub(self.folded.saturating_add(self.to_come).saturating_add(kept));
         let most = bound.limit / MAPPINGS_PART;
         let most = most - if was_short { most / MAPPINGS_AGAIN_PART } else { 0 };
-        [room, most.saturating_sub(self.mappings)].map(|left| left / self.members.max(1))
+        [room, most.saturating_sub(self.mappings.saturating_add(self.unseen))].map(|left| left / self.members.max(1))
     }
 
     /// Why nothing is left below a limit.
@@ -132,6 +136,7 @@ impl Headroom {
     pub fn spend(&mut self, runs: &[FoldRun]) {
         let mapped = runs.iter().filter(|run| run.target != Target::Zero).count() as u64;
         self.left = self.left.map(|left| left.saturating_sub(mapped * RUN_BYTES));
+        self.unseen_runs[0] += mapped;
     }
 
     /// Takes note of all mappings of the process. Folded and broken pages have two each at most.
@@ -158,8 +163,9 @@ impl Headroom {
             (self.short_since, self.refusal, self.rests) = (None, None, false);
             return;
         };
-        // Pages that are being folded count twice: as folded, and as the member's own. Until it has answered, nothing is decided.
-        if account.asked > 0 {
+        // Pages that are being folded count twice: as folded, and as the member's own. Until it has answered, nothing is decided, nor
+        // before statistics show the mappings.
+        if account.asked > 0 || account.unseen > 0 {
             return;
         }
         let since = *self.short_since.get_or_insert(now);
@@ -197,6 +203,7 @@ impl Group {
         let accounts = bounds.into_iter().map(|bound| (self.account(&bound.group), bound));
         let least = accounts.min_by_key(|(account, bound)| account.left(bound, was_short).into_iter().min());
         let Some(member) = self.members.get_mut(&id) else { return false };
+        member.headroom.unseen_runs = [0, member.headroom.unseen_runs[0]];
         member.headroom.judge(least.as_ref(), now);
         (member.headroom.refusal.is_some(), member.headroom.rests) != was
     }
@@ -219,6 +226,8 @@ impl Group {
             add(&mut all.asked, bytes(place.sent));
             add(&mut all.taken, stats.agent_bytes.saturating_add(stats.vmas.saturating_mul(RUN_BYTES / 2)));
             add(&mut all.mappings, member.headroom.mappings_bytes(stats.vmas));
+            let unseen: u64 = member.headroom.unseen_runs.iter().sum();
+            add(&mut all.unseen, unseen.saturating_mul(RUN_BYTES));
             add(&mut all.to_come, frames.saturating_mul(TABLE_BYTES).saturating_sub(stats.agent_bytes));
         }
         all
@@ -232,7 +241,8 @@ mod tests {
     const M: u64 = 1 << 20;
 
     /// A member of which 100 MiB are folded. Folding has taken 3 MiB, 2 of them for mappings, and will take 1 MiB more.
-    const ONE: Account = Account { members: 1, folded: 100 * M, asked: 0, taken: 3 * M, to_come: M, mappings: 2 * M };
+    const ONE: Account =
+        Account { members: 1, folded: 100 * M, asked: 0, taken: 3 * M, to_come: M, mappings: 2 * M, unseen: 0 };
 
     fn bound(room: u64, limit: u64) -> Bound {
         Bound { group: "/t".into(), limit, room }
@@ -260,6 +270,10 @@ mod tests {
         assert!(!headroom.rests, "its agent gives mappings back");
         headroom.judge(Some(&(ONE, bound(1024 * M, 256 * M))), Instant::now());
         assert_eq!((headroom.left, headroom.refusal), (Some(3 * M / 2), None));
+        let soon = Account { unseen: 2 * M, ..ONE };
+        let mut headroom = Headroom::default();
+        headroom.judge(Some(&(soon, bound(1024 * M, 256 * M))), Instant::now());
+        assert_eq!((headroom.left, headroom.refusal), (Some(0), None), "statistics do not show them yet, and decide");
     }
 
     #[test]

@@ -81,7 +81,11 @@ fn until_folded(service: &Service, least: u64) -> u64 {
         std::thread::sleep(Duration::from_millis(300));
         let row = row(service);
         before = std::mem::replace(&mut folded, number(&row["folded_pages"]));
-        row["state"] == "no_headroom" && before == folded && folded >= least
+        let is_done = row["state"] == "no_headroom" && before == folded && folded >= least;
+        if !is_done {
+            eprintln!("{} pages are folded, {}: {}", row["folded_pages"], row["state"], row["detail"]);
+        }
+        is_done
     });
     folded
 }
