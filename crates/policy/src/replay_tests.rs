@@ -93,7 +93,7 @@ fn rests_that_are_long_enough_are_possible_and_others_short_lived() {
     assert_eq!(score.merged_of_possible, 1.0);
     let score = replay(&trace(200, &[40, 60, 130, 140]), &mut Always, 0);
     assert_eq!((score.folds, score.short_share), (99 + 5, 3.0 / 104.0));
-    assert_eq!(score.cpu_s, (104 * 4 + 4 * 3 + 4) as f64 / 1e6);
+    assert_eq!(score.cpu_s, f64::from(104 * 4 + 4 * 3 + 4) / 1e6);
 }
 
 #[test]
