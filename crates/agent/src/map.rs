@@ -325,7 +325,7 @@ impl Map {
     }
 
     /// Notes that copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released. `ended` is
-    /// called for every chunk, with those of its pages that were folded or showed their homes.
+    /// called with the number of each chunk and its pages that have ceased to be folded or to map their homes.
     pub fn set_broken(&mut self, range: PageRange, mut ended: impl FnMut(u64, Bits)) {
         let (first, end) = span(range);
         let at_home = self.at_home(range);

@@ -219,8 +219,9 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     Ok(())
 }
 
-/// Makes a member of a process, of all of its private anonymous memory or of what it advises. An eager one folds whatever rests. Returns
-/// the helper, which stays beside it, and adds to the file `stops` at its end how long threads were stopped, in microseconds.
+/// Makes a member of a process, of all of its private anonymous memory or of what it advises. An eager member folds all pages that rest.
+/// Returns the helper process, which stays beside the member. At its end the helper adds to the file `stops` how long threads were
+/// stopped, in microseconds.
 ///
 /// # Errors
 /// The process cannot be attached.

@@ -107,7 +107,7 @@ pub struct Args {
     /// Requests a second of each load that is asked [default: the load's own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: Option<u32>,
-    /// Fold whatever rests, short-lived or not
+    /// Fold all pages that rest, also where folds are likely to be short-lived
     #[arg(long)]
     eager: bool,
     /// Pages that may be fingerprinted a second, as for `group set`

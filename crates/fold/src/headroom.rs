@@ -84,8 +84,9 @@ struct Account {
     /// Memory that folding has taken, as was told last: mappings, tables.
     taken: u64,
     to_come: u64,
-    /// Kernel memory of mappings that folding has made, and of those that statistics may not show yet.
+    /// Kernel memory of mappings that folding has made.
     mappings: u64,
+    /// Kernel memory of mappings that were asked for and that statistics may not show yet.
     unseen: u64,
 }
 

@@ -56,7 +56,7 @@ impl Chunk {
         }
     }
 
-    /// Notes what these pages are. A slot is that of the first page; the others map those behind it.
+    /// Notes what these pages are. `Fact::Mapped` names the slot of the first page; each further page maps the next slot.
     pub fn set(&mut self, pages: Bits, fact: Fact) {
         for (bits, is_so) in [
             (&mut self.zeroed, fact == Fact::Zeroed),
