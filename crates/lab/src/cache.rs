@@ -5,14 +5,24 @@
 //!
 //! A build holds a lock, so that two labs that want the same image build it once. It works in a directory of its own,
 //! which is renamed when the image is complete. So an interrupted build leaves nothing that looks like an image.
+//!
+//! A new image removes those of its name that were used least lately: [`KEPT`] stay, and each that was used in the last
+//! hour.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
+use std::cmp::Reverse;
 use std::fs::{self, DirBuilder, File};
 use std::hash::Hasher;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use twox_hash::XxHash3_64;
+
+/// Number of images of a name that are kept.
+const KEPT: usize = 6;
+/// Time since its last use from which on an image may be removed: 1 hour.
+const IN_USE: Duration = Duration::from_secs(3600);
 
 /// Hash of an image's ingredients.
 #[derive(Default)]
@@ -53,11 +63,11 @@ impl Cache {
     /// The directory of an image. If it is missing, `build` fills a directory that then becomes the image.
     pub(crate) fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let image = self.dir.join(format!("{name}-{}", key.name()));
-        if image.exists() {
+        if used(&image) {
             return Ok(image);
         }
         let _lock = self.lock(name)?;
-        if image.exists() {
+        if used(&image) {
             return Ok(image);
         }
         // Only the holder of the lock builds, so an existing directory is the rest of an interrupted build.
@@ -69,7 +79,22 @@ impl Cache {
             return Err(error);
         }
         fs::rename(&building, &image).map_err(|e| Error::file("rename", &building, e))?;
+        self.remove_unused(name)?;
         Ok(image)
+    }
+
+    /// Removes the images of a name that nobody uses, but for those that were used last.
+    fn remove_unused(&self, name: &str) -> Result<()> {
+        let entries = fs::read_dir(&self.dir).map_err(|e| Error::file("list", &self.dir, e))?;
+        let of_name = |path: &Path| {
+            let key = path.file_name()?.to_str()?.strip_prefix(name)?.strip_prefix('-')?;
+            (key.len() == 16).then(|| fs::metadata(path).and_then(|image| image.modified()).ok())?
+        };
+        let mut images: Vec<(SystemTime, PathBuf)> =
+            entries.flatten().filter_map(|entry| Some((of_name(&entry.path())?, entry.path()))).collect();
+        images.sort_by_key(|(used, _)| Reverse(*used));
+        let unused = |used: &SystemTime| used.elapsed().is_ok_and(|age| age > IN_USE);
+        images.iter().skip(KEPT).filter(|(used, _)| unused(used)).try_for_each(|(_, image)| remove_dir(image))
     }
 
     /// Waits for the lock of this name; dropping the file releases it.
@@ -81,6 +106,11 @@ impl Cache {
         flock(&file, FlockOperation::LockExclusive).map_err(|e| Error::file("lock", &path, e))?;
         Ok(file)
     }
+}
+
+/// Whether an image is there. Its time of change becomes that of its last use.
+fn used(image: &Path) -> bool {
+    File::open(image).and_then(|dir| dir.set_modified(SystemTime::now())).is_ok()
 }
 
 /// Removes a directory and all in it, if it is there.
@@ -129,6 +159,23 @@ mod tests {
             .map(Key::name)
             .collect();
         assert!(names[0] != names[1] && names[1] != names[2]);
+    }
+
+    #[test]
+    fn new_image_removes_those_that_nobody_used_lately() {
+        let (_dir, cache) = cache();
+        let image = |name: &str, n: u8| cache.image(name, &Key::default().with(&[n]), |_| Ok(())).expect("an image");
+        let old: Vec<PathBuf> = (0..10).map(|n| image("x", n)).collect();
+        let other = image("x-y", 0);
+        for (image, hours) in old.iter().chain([&other]).zip(2..) {
+            let then = SystemTime::now() - Duration::from_secs(3600 * hours);
+            File::open(image).and_then(|dir| dir.set_modified(then)).expect("an older image");
+        }
+        assert_eq!(image("x", 9), old[9], "the oldest is used again");
+        image("x", 10);
+        let kept: Vec<usize> = (0..10).filter(|&n| old[n].exists()).collect();
+        assert_eq!(kept, [0, 1, 2, 3, 9]);
+        assert!(other.exists());
     }
 
     #[test]
