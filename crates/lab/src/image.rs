@@ -67,6 +67,18 @@ pub(crate) struct Boot {
     pub(crate) disk: Option<PathBuf>,
 }
 
+/// Refuses a guest that is told to answer clones' questions where the program that answers is missing: it would be
+/// waited for in vain.
+pub(crate) fn check_helper(append: &str) -> Result<()> {
+    if append.contains("pagefold.identity=") && program::beside(HELPER).is_none() {
+        return Err(Error::host_lacks(format!(
+            "{HELPER}, which answers in the guest, is not in ../lib/pagefold beside this program: \
+             install the package pagefold, or run ./x build in its sources"
+        )));
+    }
+    Ok(())
+}
+
 /// A kernel and its initramfs, which either is the whole guest or leads to a disk.
 pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let kernel = Kernel::find(kernel)?;

@@ -54,6 +54,7 @@ impl Recipe {
         let workshop = Workshop { cache, mark: &mark, building: &building };
         let kernel = spec.kernel.as_deref();
         let is_debian = spec.image == Image::Debian;
+        image::check_helper(&spec.append)?;
         let boot = if is_debian { image::debian(&workshop, kernel) } else { image::tiny(&workshop, kernel) }?;
         let accelerator = match trial(cache, &boot, dir, &mark)? {
             KvmTrial::Boots => Accelerator::Kvm,

@@ -57,6 +57,7 @@ impl Source {
         }
         program::find("qemu-system-x86_64")?;
         let debian = spec.image == Image::Debian;
+        image::check_helper(&spec.append)?;
         let boot = if debian { image::debian(workshop, kernel) } else { image::tiny(workshop, kernel) }?;
         let accelerator = match trial(workshop.cache, &boot, dir, workshop.mark)? {
             KvmTrial::Boots => Accelerator::Kvm,
