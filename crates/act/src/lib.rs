@@ -23,6 +23,7 @@ mod object_file;
 mod own_machine;
 mod pool_memory;
 mod prover;
+pub mod raw;
 pub mod seccomp;
 mod soft_read;
 mod standby;

@@ -1,37 +1,9 @@
 //! System calls without the C library in between: they leave `errno` alone, cannot be interposed, and take no lock.
 
+pub use act::raw::{Answer, call, error};
 use std::arch::asm;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
-
-/// The kernel's answer: a value, or a negative error number from -4095 on.
-pub type Answer = isize;
-
-/// Makes a system call.
-///
-/// # Safety
-/// As that system call: where it takes pointers or changes mappings, they must be the caller's to give.
-pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
-    let answer: isize;
-    // SAFETY: this is the kernel's calling convention on x86-64. The kernel keeps all registers but rax, rcx and r11,
-    // and uses no stack of the caller. The caller promises that the system call itself is sound.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number as isize => answer,
-            in("rdi") a[0],
-            in("rsi") a[1],
-            in("rdx") a[2],
-            in("r10") a[3],
-            in("r8") a[4],
-            in("r9") a[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack)
-        );
-    }
-    answer
-}
 
 /// Makes `mmap` over what lies at a place (`MAP_FIXED`).
 ///
@@ -55,11 +27,6 @@ pub unsafe fn map_over(arguments: [usize; 6]) -> Answer {
         }
         std::thread::sleep(act::AGAIN);
     }
-}
-
-/// The error number of an answer, if it is one.
-pub const fn error(answer: Answer) -> Option<i32> {
-    if answer < 0 && answer >= -4095 { Some(-(answer as i32)) } else { None }
 }
 
 /// `futex` on a word of the agent's, without time-out.

@@ -38,8 +38,8 @@ pub unsafe fn call(way: Way, number: c_long, a: [usize; 6]) -> Answer {
         Way::Function => from_libc(unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) } as isize),
         Way::Raw => {
             // SAFETY: the caller's promise.
-            let answer = unsafe { instruction(number, a) };
-            if (-4095..0).contains(&answer) { Err(-answer as i32) } else { Ok(answer as usize) }
+            let answer = unsafe { act::raw::call(number, a) };
+            act::raw::error(answer).map_or(Ok(answer as usize), Err)
         }
     }
 }
@@ -59,30 +59,6 @@ fn from_libc(answer: isize) -> Answer {
 
 fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
-}
-
-/// # Safety
-/// As `call`.
-unsafe fn instruction(number: c_long, a: [usize; 6]) -> isize {
-    let answer: isize;
-    // SAFETY: the kernel's calling convention on x86-64: it keeps all registers but rax, rcx and r11. The caller
-    // promises that the effects of the call are allowed. A forked child goes on here with a copy of this stack.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number as isize => answer,
-            in("rdi") a[0],
-            in("rsi") a[1],
-            in("rdx") a[2],
-            in("r10") a[3],
-            in("r8") a[4],
-            in("r9") a[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack)
-        );
-    }
-    answer
 }
 
 /// Calls the C library's function for a system call, if it has one.

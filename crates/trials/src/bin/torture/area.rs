@@ -61,21 +61,10 @@ impl Area {
     /// Gives contents up by a system call of this program's own.
     pub fn discard_past_hooks(&self, from: usize, pages: usize) -> io::Result<()> {
         let (start, bytes) = self.range(from, pages);
-        let answer: isize;
-        // SAFETY: as for `advise`, by the kernel's calling convention on x86-64: it keeps all registers but rax, rcx and r11.
-        unsafe {
-            std::arch::asm!(
-                "syscall",
-                inlateout("rax") libc::SYS_madvise as isize => answer,
-                in("rdi") start,
-                in("rsi") bytes,
-                in("rdx") libc::MADV_DONTNEED as usize,
-                lateout("rcx") _,
-                lateout("r11") _,
-                options(nostack)
-            );
-        }
-        if answer == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-answer as i32)) }
+        let arguments = [start as usize, bytes, libc::MADV_DONTNEED as usize, 0, 0, 0];
+        // SAFETY: as for `advise`.
+        let answer = unsafe { act::raw::call(libc::SYS_madvise, arguments) };
+        act::raw::error(answer).map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))
     }
 
     pub const fn pages(&self) -> usize {
