@@ -32,7 +32,7 @@ use crate::home;
 use crate::maps::Kind;
 use crate::place::{Placing, place};
 use crate::references;
-use crate::section::{RUN_PAGES, Source};
+use crate::section::{RUN_PAGES, Source, piece_from};
 use crate::table::{Guard, Table, Traits};
 use crate::witness::Witness;
 use act::{MemberMemory, SoftReader, move_mapping_over, pages_equal};
@@ -197,11 +197,7 @@ fn replace(
 ) {
     let mut at = 0;
     while at < outcomes.len() {
-        let verdict = outcomes[at];
-        let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
-        let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-        // Advice applies to a mapping as a whole, so a piece has one set of traits.
-        let piece = PageRange { pages: table.alike(piece), ..piece };
+        let (verdict, piece) = (outcomes[at], piece_from(table, run, outcomes, at));
         let pages = piece.pages as usize;
         if verdict == Outcome::Folded && map_over(table, following, piece, source, at as u32).is_err() {
             outcomes[at..at + pages].fill(Outcome::NoVma);

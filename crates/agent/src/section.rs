@@ -287,11 +287,7 @@ impl Section {
     fn replace(&self, map: &mut Map, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
         let mut at = 0;
         while at < outcomes.len() {
-            let verdict = outcomes[at];
-            let pages = outcomes[at..].iter().take_while(|o| **o == verdict).count();
-            let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-            // Advice applies to a mapping as a whole, so a piece has one set of traits.
-            let piece = PageRange { pages: map.alike(piece), ..piece };
+            let (verdict, piece) = (outcomes[at], piece_from(map, run, outcomes, at));
             let pages = piece.pages as usize;
             let failed = match (verdict, source) {
                 (Outcome::Folded, None) => {
@@ -419,6 +415,14 @@ const fn refusal(error: Errno) -> Outcome {
         Errno::NOMEM => Outcome::NoMemory,
         _ => Outcome::Gone,
     }
+}
+
+/// The longest piece of a run that begins with page `at`, and whose pages have one outcome and one set of traits: advice
+/// applies to a mapping as a whole.
+pub fn piece_from(map: &Map, run: PageRange, outcomes: &[Outcome], at: usize) -> PageRange {
+    let pages = outcomes[at..].iter().take_while(|outcome| **outcome == outcomes[at]).count() as u64;
+    let piece = PageRange { start: run.start.add_pages(at as u64), pages };
+    PageRange { pages: map.alike(piece), ..piece }
 }
 
 /// Whether the kernel refuses to let a range go by a userfaultfd that does not look after it.
