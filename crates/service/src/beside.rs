@@ -4,15 +4,15 @@
 //!
 //! ```text
 //!   not wanted --> none
-//!   started --> running --it ends, or other arguments are wanted--> waits (backoff.rs) --> started again
+//!   wanted --> kept running (kept.rs); ended and started again where other arguments are wanted
 //! ```
 //!
 //! Each command asks this service as any client does. Its standard input is a pipe of the supervisor's: the command
 //! ends when the pipe closes. The balancing command may end at any point: each guest then has a size that a plan
 //! allowed. Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
 
-use super::backoff::Backoff;
-use super::helper::{self, Held};
+use super::helper::Held;
+use super::kept::{Kept, spawn};
 use anyhow::Context;
 use api::place::Place;
 use cli::note;
@@ -21,41 +21,37 @@ use rustix::process::{Pid, WaitStatus};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A command that is kept running, or that is not wanted at present.
 pub struct Beside {
     place: Place,
     /// The program of its command.
     pagefold: Rc<Held>,
-    /// Its work, in words.
-    work: &'static str,
     /// Its arguments; `None`: it is not wanted.
     arguments: Option<Vec<String>>,
-    process: Option<(ProcessId, ChildStdin)>,
-    since: Instant,
-    backoff: Backoff,
+    /// Its process, with the pipe at whose end it ends. Its work is its name.
+    kept: Kept<ChildStdin>,
 }
 
 impl Beside {
     /// A command that is not started yet, for this work. It is not started while `arguments` are `None`.
     pub fn new(place: &Place, pagefold: &Rc<Held>, work: &'static str, arguments: Option<Vec<String>>) -> Self {
-        let (since, backoff) = (Instant::now(), Backoff::default());
-        Self { place: place.clone(), pagefold: Rc::clone(pagefold), work, arguments, process: None, since, backoff }
+        Self { place: place.clone(), pagefold: Rc::clone(pagefold), arguments, kept: Kept::new(work) }
     }
 
     /// Takes over other arguments. A command that runs with the old arguments ends, and is started again.
     pub fn set(&mut self, arguments: Option<Vec<String>>) {
         if self.arguments != arguments {
             self.arguments = arguments;
-            self.backoff.reset();
-            self.end();
+            self.kept.forget_failures();
+            self.kept.end();
         }
     }
 
     /// Time at which the command should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
-        (self.arguments.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))
+        self.arguments.as_ref().and_then(|_| self.kept.start_at(now))
     }
 
     /// Starts the command if it is due.
@@ -63,43 +59,31 @@ impl Beside {
         if self.start_at(now).is_none_or(|at| at > now) {
             return;
         }
-        self.since = now;
-        match self.spawn() {
-            Ok(process) => {
-                note!("{}: process {}", self.work, process.0.pid);
-                self.process = Some(process);
+        match self.started() {
+            Ok((process, word)) => {
+                note!("{}: process {}", self.kept.name(), process.pid);
+                self.kept.started(process, word);
             }
-            Err(e) => {
-                note!("{}: {e:#}", self.work);
-                self.backoff.failed(Duration::ZERO, now);
-            }
+            Err(e) => self.kept.not_started(&format!("{e:#}")),
         }
     }
 
-    fn spawn(&self) -> anyhow::Result<(ProcessId, ChildStdin)> {
+    fn started(&self) -> anyhow::Result<(ProcessId, ChildStdin)> {
         let arguments = self.arguments.as_ref().context("it is not wanted")?;
         let mut command = self.pagefold.command();
         command.arg0("pagefold").args(arguments).arg("--service").arg(self.place.dir());
-        // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends this process.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
-        let mut child = command.spawn().context("cannot be started")?;
-        let word = child.stdin.take().context("it has no standard input")?;
-        Ok((ProcessId::of(child.id())?, word))
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let (process, mut child) = spawn(&mut command, None).context("cannot be started")?;
+        Ok((process, child.stdin.take().context("it has no standard input")?))
     }
 
     /// Notes that a child of the supervisor has ended, which may be this command.
     pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
-        let is_it = |(p, _): &mut (ProcessId, ChildStdin)| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
-        if let Some((process, _)) = self.process.take_if(is_it) {
-            note!("{}: process {}: {}", self.work, process.pid, helper::end_in_words(status));
-            self.backoff.failed(self.since.elapsed(), Instant::now());
-        }
+        self.kept.child_ended(pid, status);
     }
 
     /// Ends the command.
     pub fn end(&mut self) {
-        if let Some((process, _)) = self.process.take() {
-            process.terminate();
-        }
+        self.kept.end();
     }
 }

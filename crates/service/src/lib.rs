@@ -39,6 +39,7 @@ mod group;
 mod handed;
 pub mod helper;
 mod hidden;
+mod kept;
 mod member_facts;
 mod orphans;
 mod park_config;

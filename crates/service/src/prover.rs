@@ -2,13 +2,12 @@
 //!
 //! ```text
 //!   not root's service, or not wanted --> none
-//!   started --> running --it ends--> waits (backoff.rs) --> started again, on the same socket
-//!                  |   (killed where it does not answer)
+//!   kept running (kept.rs), always on the same socket; killed where it does not answer
 //!                  +-- the host lacks something --> none, and no socket: members' connections are refused at once
 //! ```
 
-use super::backoff::Backoff;
 use super::helper;
+use super::kept::{Kept, is_missing, spawn};
 use anyhow::Context;
 use api::place::{Place, own_uid};
 use cli::exit;
@@ -18,9 +17,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, WaitStatus};
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
-use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,11 +40,9 @@ type Claims = (BTreeSet<u32>, BTreeSet<u32>);
 pub struct Prover {
     /// The socket to which members connect; `None` where there is no prover.
     listener: Option<SeqpacketListener>,
-    process: Option<ProcessId>,
-    since: Instant,
-    backoff: Backoff,
-    /// The socket through which the prover is told which users have members, and the claims that it was last told.
-    users: Option<(Seqpacket, Claims)>,
+    /// Its process, with the socket through which it is told which users have members, and the claims that it was last
+    /// told.
+    kept: Kept<(Seqpacket, Claims)>,
     /// The supervisor's own connection to the prover, the time of its last question, and whether this was answered.
     watch: Option<(act::Prover, Instant, bool)>,
 }
@@ -78,8 +73,7 @@ impl Prover {
             // The socket of an earlier prover is removed, because nobody would answer there.
             let _ = fs::remove_file(path);
         }
-        let (since, backoff) = (Instant::now(), Backoff::default());
-        Ok(Self { listener, process: None, since, backoff, users: None, watch: None })
+        Ok(Self { listener, kept: Kept::new("prover"), watch: None })
     }
 
     /// Whether this service has a prover.
@@ -88,45 +82,42 @@ impl Prover {
     }
 
     /// Whether the prover is wanted, and does not run.
-    pub const fn is_missing(&self) -> bool {
-        self.listener.is_some() && self.process.is_none()
+    pub fn is_missing(&self) -> bool {
+        self.listener.is_some() && self.kept.process().is_none()
     }
 
     /// Time at which the prover should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
-        (self.listener.is_some() && self.process.is_none()).then(|| self.backoff.start_at(now))
+        self.listener.as_ref().and_then(|_| self.kept.start_at(now))
     }
 
     /// Starts the prover, as user `uid` if that is given.
     pub fn start(&mut self, uid: Option<u32>) {
         let Some(listener) = &self.listener else { return };
-        self.since = Instant::now();
-        match spawn(listener, uid) {
+        match started(listener, uid) {
             Ok((process, users)) => {
                 note!("prover started: process {}", process.pid);
-                self.process = Some(process);
-                self.users = Some((users, Claims::default()));
+                self.kept.started(process, (users, Claims::default()));
             }
             // The socket is removed, because a socket that nobody answers would keep members waiting.
             Err(e) if is_missing(&e) => {
                 note!("{e:#}; members find out by themselves what is held, which costs them more");
                 self.give_up();
             }
-            Err(e) => self.not_started(&format!("{e:#}")),
+            Err(e) => self.kept.not_started(&format!("{e:#}")),
         }
     }
 
     /// Notes why the prover could not be started.
     pub fn not_started(&mut self, why: &str) {
-        note!("prover: {why}");
-        self.backoff.failed(Duration::ZERO, Instant::now());
+        self.kept.not_started(why);
     }
 
     /// Tells the prover which users have members or are workers', and which processes are members. These users and
     /// processes have places at the prover.
     pub fn tell_claims(&mut self, users: BTreeSet<u32>, members: BTreeSet<u32>) {
         let claims = (users, members);
-        let Some((socket, told)) = self.users.as_mut().filter(|(_, told)| *told != claims) else { return };
+        let Some((socket, told)) = self.kept.line_mut().filter(|(_, told)| *told != claims) else { return };
         let (users, members) = (claims.0.iter().take(MOST_TOLD), claims.1.iter().take(MOST_TOLD));
         let frame: Vec<u8> = users.chain([&u32::MAX]).chain(members).flat_map(|number| number.to_le_bytes()).collect();
         // If the prover does not read at the moment, it is told later.
@@ -139,7 +130,7 @@ impl Prover {
     /// that by itself. If the prover does not run, the connection is closed.
     pub fn hand_on(&self, connection: Seqpacket, pagemap: Option<&Pagemap>) {
         let connection = OwnedFd::from(connection);
-        if let Some((socket, _)) = &self.users {
+        if let Some((socket, _)) = self.kept.line() {
             let files: Vec<_> = [connection.as_fd()].into_iter().chain(pagemap.map(Pagemap::file)).collect();
             let _ = socket.send(HANDED, &files);
         }
@@ -150,7 +141,7 @@ impl Prover {
     /// Asks the prover a question from time to time, and kills it if it does not answer. Members' children wait for the
     /// prover, which is then started again. Called once a second.
     pub fn watch(&mut self, now: Instant) {
-        let Some(process) = self.process else { return };
+        let Some(process) = self.kept.process() else { return };
         let Some((prover, asked, answered)) = &mut self.watch else {
             let Ok((ours, theirs)) = Seqpacket::pair() else { return };
             self.hand_on(theirs, None);
@@ -177,26 +168,21 @@ impl Prover {
 
     /// Notes that a child of this process has ended, which may be the prover.
     pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
-        let Some(process) = self.process.take_if(|p| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get())) else {
+        if !self.kept.child_ended(pid, status) {
             return;
-        };
-        (self.users, self.watch) = (None, None);
+        }
+        self.watch = None;
         if status.exit_status() == Some(i32::from(exit::Code::HostLacks as u8)) {
             note!(
                 "there is no prover on this host: members find out by themselves what is held, which costs them more"
             );
             self.give_up();
-            return;
         }
-        note!("the prover, process {}: {}", process.pid, helper::end_in_words(status));
-        self.backoff.failed(self.since.elapsed(), Instant::now());
     }
 
     /// Ends the prover for good.
     pub fn end(&mut self) {
-        if let Some(process) = self.process.take() {
-            process.terminate();
-        }
+        self.kept.end();
         self.give_up();
     }
 
@@ -214,29 +200,16 @@ fn closed_directory(dir: &Path) -> Option<PathBuf> {
     dir.ancestors().filter(is_closed).last().map(Path::to_owned)
 }
 
-/// Whether the prover's program is not installed.
-fn is_missing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
-}
-
-fn spawn(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
+fn started(listener: &SeqpacketListener, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
     let input = listener.as_fd().try_clone_to_owned().context("cannot pass a socket on")?;
     let program = helper::program(PROGRAM).with_context(|| format!("cannot find the prover, {PROGRAM}"))?;
+    let (users, theirs) = Seqpacket::pair().context("cannot make a socket")?;
     let mut command = Command::new(&program);
     command.args(["--supervisor", &std::process::id().to_string()]);
-    if let Some(uid) = uid {
-        command.args(["--uid", &uid.to_string()]);
-    }
-    // A process group of its own: an interrupt at a terminal ends the supervisor, which ends the prover.
-    let (users, theirs) = Seqpacket::pair().context("cannot make a socket")?;
-    command
-        .stdin(Stdio::from(input))
-        .stdout(Stdio::from(OwnedFd::from(theirs)))
-        .env_clear()
-        .current_dir("/")
-        .process_group(0);
-    let child = command.spawn().with_context(|| format!("cannot start the prover, {}", program.display()))?;
-    Ok((ProcessId::of(child.id())?, users))
+    command.stdin(Stdio::from(input)).stdout(Stdio::from(OwnedFd::from(theirs)));
+    let started = spawn(&mut command, uid);
+    let (process, _) = started.with_context(|| format!("cannot start the prover, {}", program.display()))?;
+    Ok((process, users))
 }
 
 #[cfg(test)]

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   no [api] --> none
-//!   sockets made, started --> running --it ends--> waits (backoff.rs) --> started again, on the same sockets
+//!   sockets made --> kept running (kept.rs), always on the same sockets
 //! ```
 //!
 //! Its sockets are the supervisor's, so that nobody is refused while it is started again. It gets copies, and the
 //! tokens, by its standard input (`api::setup`), and runs as a user of its own. `registry.rs` decides which questions
 //! this user may ask.
 
-use super::backoff::Backoff;
 use super::config::Api;
 use super::helper;
+use super::kept::{Kept, is_missing, spawn};
 use anyhow::Context;
 use api::place::{Place, own_uid};
 use api::setup::{Setup, Socket};
@@ -24,7 +24,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -41,11 +40,8 @@ pub struct Web {
     /// The path of the web side's Unix socket.
     path: PathBuf,
     setup: Setup,
-    process: Option<ProcessId>,
-    since: Instant,
-    backoff: Backoff,
-    /// The socket through which the web side is told its setup.
-    word: Option<Seqpacket>,
+    /// Its process, with the socket through which it is told its setup.
+    kept: Kept<Seqpacket>,
 }
 
 /// Listens at an address. The web side of a killed supervisor may hold the address a little longer.
@@ -69,8 +65,7 @@ impl Web {
     pub fn new(place: &Place, config: Option<&Api>) -> anyhow::Result<Self> {
         let setup = Setup { dir: place.dir().to_owned(), control: false, tokens: Vec::new(), sockets: Vec::new() };
         let path = config.and_then(|api| api.socket.clone()).unwrap_or_else(|| place.dir().join("api.sock"));
-        let (since, backoff) = (Instant::now(), Backoff::default());
-        let mut web = Self { sockets: Vec::new(), path, setup, process: None, since, backoff, word: None };
+        let mut web = Self { sockets: Vec::new(), path, setup, kept: Kept::new("web side") };
         let Some(api) = config else { return Ok(web) };
         web.sockets.push((Socket::Unix, unix_socket(&web.path, api.group)?.into()));
         if let Some(address) = api.listen {
@@ -88,36 +83,35 @@ impl Web {
     pub fn set(&mut self, api: &Api) {
         (self.setup.control, self.setup.tokens) = (api.control, api.tokens.clone());
         self.setup.sockets.clear();
-        let Some(word) = &self.word else { return };
+        let Some(word) = self.kept.line() else { return };
         if !word.send(&api::ask::encode(&self.setup), &[]).is_ok_and(|sent| sent) {
             // A web side that does not read its new setup would keep its old rights, so it is killed.
-            self.process.iter().for_each(|process| _ = process.kill());
+            self.kept.process().iter().for_each(|process| _ = process.kill());
         }
     }
 
     /// Time at which the web side should be started; `None`: it is not wanted, or runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
-        (!self.sockets.is_empty() && self.process.is_none()).then(|| self.backoff.start_at(now))
+        self.kept.start_at(now).filter(|_| !self.sockets.is_empty())
     }
 
     /// Starts the web side, as user `uid` if that is given.
     pub fn start(&mut self, uid: Option<u32>) {
-        self.since = Instant::now();
-        match self.spawn(uid) {
+        match self.started(uid) {
             Ok((process, word)) => {
                 let user = uid.map_or(String::new(), |uid| format!(", user {uid}"));
                 note!("web side started: process {}{user}, at {}", process.pid, self.path.display());
-                (self.process, self.word) = (Some(process), Some(word));
+                self.kept.started(process, word);
             }
             Err(e) if is_missing(&e) => {
                 note!("there is no HTTP: {e:#}");
                 self.give_up();
             }
-            Err(e) => self.not_started(&format!("{e:#}")),
+            Err(e) => self.kept.not_started(&format!("{e:#}")),
         }
     }
 
-    fn spawn(&self, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
+    fn started(&self, uid: Option<u32>) -> anyhow::Result<(ProcessId, Seqpacket)> {
         let program = helper::program(PROGRAM).with_context(|| format!("cannot find {PROGRAM}"))?;
         let (word, theirs) = Seqpacket::pair().context("cannot make a socket")?;
         let setup = Setup { sockets: self.sockets.iter().map(|(kind, _)| *kind).collect(), ..self.setup.clone() };
@@ -126,40 +120,25 @@ impl Web {
             anyhow::bail!("cannot pass sockets on: the message is too long");
         }
         let mut command = Command::new(&program);
-        if let Some(uid) = uid {
-            command.args(["--uid", &uid.to_string()]);
-        }
-        // A process group of its own: an interrupt at a terminal ends the supervisor, whose end ends the web side.
-        command
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .env_clear()
-            .current_dir("/")
-            .process_group(0);
-        let child = command.spawn().with_context(|| format!("cannot start the web side, {}", program.display()))?;
-        Ok((ProcessId::of(child.id())?, word))
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
+        let started = spawn(&mut command, uid);
+        let (process, _) = started.with_context(|| format!("cannot start the web side, {}", program.display()))?;
+        Ok((process, word))
     }
 
     /// Notes why the web side could not be started.
     pub fn not_started(&mut self, why: &str) {
-        note!("web side: {why}");
-        self.backoff.failed(Duration::ZERO, Instant::now());
+        self.kept.not_started(why);
     }
 
     /// Notes that a child of this process has ended, which may be the web side.
     pub fn child_ended(&mut self, pid: Pid, status: WaitStatus) {
-        let is_it = |p: &mut ProcessId| i32::try_from(p.pid) == Ok(pid.as_raw_nonzero().get());
-        let Some(process) = self.process.take_if(is_it) else { return };
-        self.word = None;
-        note!("the web side, process {}: {}", process.pid, helper::end_in_words(status));
-        self.backoff.failed(self.since.elapsed(), Instant::now());
+        self.kept.child_ended(pid, status);
     }
 
     /// Ends the web side for good.
     pub fn end(&mut self) {
-        if let Some(process) = self.process.take() {
-            process.terminate();
-        }
+        self.kept.end();
         self.give_up();
     }
 
@@ -190,11 +169,6 @@ fn unix_socket(path: &Path, group: Option<u32>) -> anyhow::Result<UnixListener> 
     };
     set().with_context(|| format!("cannot set the rights of {}", path.display()))?;
     Ok(listener)
-}
-
-/// Whether its program is not installed.
-fn is_missing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
 
 #[cfg(test)]

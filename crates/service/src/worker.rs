@@ -1,6 +1,7 @@
 //! One worker process, and the connection to it.
 
 use super::helper::Held;
+use super::kept::spawn;
 use act::CgroupHome;
 use anyhow::Context;
 use api::control::{CONTROL_BYTES, News, Order};
@@ -60,15 +61,10 @@ impl Worker {
         let mut command = program.command();
         command.arg0(PROGRAM).args(["--group", group, "--supervisor-uid", &own_uid().to_string()]);
         command.arg("--prover").arg(place.prove_socket());
-        if let Some(uid) = uid {
-            command.args(["--uid", &uid.to_string()]);
-        }
-        // A process group of its own: an interrupt of the supervisor at a terminal does not reach the worker.
-        command.stdin(Stdio::from(input)).stdout(Stdio::null()).env_clear().current_dir("/").process_group(0);
-        let child = command.spawn().context("cannot start a worker")?;
-        let process = ProcessId::of(child.id())?;
+        command.stdin(Stdio::from(input)).stdout(Stdio::null());
+        let process = spawn(&mut command, uid).context("cannot start a worker")?.0;
         let home = CgroupHome::make("pagefold", group).and_then(|home| {
-            home.add(child.id()).inspect_err(|_| _ = home.remove())?;
+            home.add(process.pid).inspect_err(|_| _ = home.remove())?;
             Ok(home)
         });
         let home = home.map_err(|e| *no_home = Some(e.to_string())).ok();
