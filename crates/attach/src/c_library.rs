@@ -5,28 +5,17 @@
 
 use crate::memory::Memory;
 use host::Mapping;
-use linux_raw_sys::elf::{Elf_Dyn, Elf_Ehdr, Elf_Phdr};
+use object::LittleEndian;
+use object::elf::{DT_STRSZ, DT_STRTAB, DT_SYMTAB, Dyn64, FileHeader64, PT_DYNAMIC, PT_LOAD, STT_FUNC, Sym64};
+use object::pod::{Pod, slice_from_bytes};
+use object::read::StringTable;
+use object::read::elf::{FileHeader, ProgramHeader, Sym};
 use page::PAGE_BYTES;
-use std::mem::offset_of;
 
 /// Most bytes of a table that are read.
 const MOST_BYTES: u64 = 4 << 20;
-/// `PT_LOAD`, `PT_DYNAMIC`.
-const LOAD: u64 = 1;
-const DYNAMIC: u64 = 2;
-/// `DT_STRTAB`, `DT_SYMTAB`, `DT_STRSZ`.
-const NAMES: u64 = 5;
-const SYMBOLS: u64 = 6;
-const NAMES_BYTES: u64 = 10;
-/// Size of a symbol (`Elf64_Sym`), and where its kind, its section, its value and its size lie.
-const SYMBOL_BYTES: usize = 24;
-const KIND: usize = 4;
-const SECTION: usize = 6;
-const VALUE: usize = 8;
-const SIZE: usize = 16;
-/// `STT_FUNC`.
-const FUNCTION: u64 = 2;
-
+/// Byte order of numbers in the tables.
+const ENDIAN: LittleEndian = LittleEndian;
 /// A function in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
@@ -82,61 +71,45 @@ struct Library {
 impl Library {
     fn read(memory: &Reader<'_>, start: u64) -> Option<Self> {
         let header = read(memory, start, PAGE_BYTES as u64)?;
-        if !header.starts_with(b"\x7fELF\x02\x01") {
-            return None;
-        }
-        let table = number(&header, offset_of!(Elf_Ehdr, e_phoff), 8)?;
-        let count = number(&header, offset_of!(Elf_Ehdr, e_phnum), 2)?;
-        let headers = (0..count).map_while(|n| {
-            let at = usize::try_from(table).ok()?.checked_add(usize::try_from(n).ok()? * size_of::<Elf_Phdr>())?;
-            let field = |offset, bytes| number(&header, at.checked_add(offset)?, bytes);
-            let (kind, offset) = (field(offset_of!(Elf_Phdr, p_type), 4)?, field(offset_of!(Elf_Phdr, p_offset), 8)?);
-            let place = field(offset_of!(Elf_Phdr, p_vaddr), 8)?;
-            Some((kind, offset, place, field(offset_of!(Elf_Phdr, p_memsz), 8)?))
-        });
-        let headers: Vec<_> = headers.collect();
-        let (.., first, _) = headers.iter().find(|(kind, offset, ..)| (*kind, *offset) == (LOAD, 0))?;
-        let base = start.checked_sub(*first)?;
-        let (.., place, bytes) = headers.iter().find(|(kind, ..)| *kind == DYNAMIC)?;
-        let dynamic = read(memory, base.checked_add(*place)?, *bytes)?;
-        let entries = dynamic.chunks_exact(size_of::<Elf_Dyn>());
-        let value = |tag: u64| {
-            let mut of_tag = entries.clone().filter(|entry| number(entry, 0, 8) == Some(tag));
-            number(of_tag.next()?, 8, 8)
-        };
+        let file = FileHeader64::<LittleEndian>::parse(&*header).ok()?;
+        file.endian().ok()?;
+        // The headers must lie in the first page.
+        let headers = file.program_headers(ENDIAN, &*header).ok()?;
+        let of_kind = |kind| headers.iter().filter(move |part| part.p_type(ENDIAN) == kind);
+        let first = of_kind(PT_LOAD).find(|part| part.p_offset(ENDIAN) == 0)?;
+        let base = start.checked_sub(first.p_vaddr(ENDIAN))?;
+        let dynamic = of_kind(PT_DYNAMIC).next()?;
+        let dynamic = read(memory, base.checked_add(dynamic.p_vaddr(ENDIAN))?, dynamic.p_memsz(ENDIAN))?;
+        let entries = table::<Dyn64<LittleEndian>>(&dynamic);
+        let value =
+            |tag| entries.iter().find(|entry| entry.d_tag.get(ENDIAN) == tag).map(|entry| entry.d_val.get(ENDIAN));
         // glibc has made addresses of them, musl has not.
-        let address = |tag: u64| value(tag).map(|at| if at < base { at.saturating_add(base) } else { at });
-        let (symbols_at, names_at) = (address(SYMBOLS)?, address(NAMES)?);
+        let address = |tag| value(tag).map(|at| if at < base { at.saturating_add(base) } else { at });
+        let (symbols_at, names_at) = (address(DT_SYMTAB)?, address(DT_STRTAB)?);
         // Linkers put the names behind the symbols.
         let symbols = read(memory, symbols_at, names_at.checked_sub(symbols_at)?)?;
-        Some(Self { base, symbols, names: read(memory, names_at, value(NAMES_BYTES)?)? })
+        Some(Self { base, symbols, names: read(memory, names_at, value(DT_STRSZ)?)? })
     }
 
     fn function(&self, name: &str) -> Option<Function> {
-        let is_it = |symbol: &&[u8]| {
-            let at = number(symbol, 0, 4).and_then(|at| self.names.get(usize::try_from(at).ok()?..));
-            let is_defined = number(symbol, SECTION, 2) != Some(0);
-            let is_function = number(symbol, KIND, 1).is_some_and(|kind| kind & 0xf == FUNCTION);
-            let its = at.and_then(|rest| rest.get(..=name.len()));
-            is_defined && is_function && its.is_some_and(|its| its.strip_suffix(b"\0") == Some(name.as_bytes()))
-        };
-        let symbol = self.symbols.chunks_exact(SYMBOL_BYTES).find(is_it)?;
-        let start = self.base.checked_add(number(symbol, VALUE, 8)?)?;
-        Some(Function { start, bytes: number(symbol, SIZE, 8)? })
+        let names = StringTable::new(&*self.names, 0, self.names.len() as u64);
+        let is_named = |symbol: &Sym64<_>| symbol.name(ENDIAN, names) == Ok(name.as_bytes());
+        let is_function = |symbol: &Sym64<_>| symbol.st_type() == STT_FUNC && !symbol.is_undefined(ENDIAN);
+        let symbols = table::<Sym64<LittleEndian>>(&self.symbols);
+        let symbol = symbols.iter().find(|symbol| is_function(symbol) && is_named(symbol))?;
+        Some(Function { start: self.base.checked_add(symbol.st_value(ENDIAN))?, bytes: symbol.st_size(ENDIAN) })
     }
+}
+
+/// The entries of a table. What is left behind the last whole entry is no entry.
+fn table<T: Pod>(bytes: &[u8]) -> &[T] {
+    slice_from_bytes(bytes, bytes.len() / size_of::<T>()).map_or(&[], |(entries, _)| entries)
 }
 
 /// Bytes of memory, if there are not too many.
 fn read(memory: &Reader<'_>, start: u64, bytes: u64) -> Option<Vec<u8>> {
     let mut all = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES)?];
     memory(start, &mut all).map(|()| all)
-}
-
-/// A number of up to eight bytes.
-fn number(all: &[u8], at: usize, bytes: usize) -> Option<u64> {
-    let mut number = [0_u8; 8];
-    number.get_mut(..bytes)?.copy_from_slice(all.get(at..at.checked_add(bytes)?)?);
-    Some(u64::from_le_bytes(number))
 }
 
 #[cfg(test)]

@@ -4,16 +4,12 @@ use anyhow::Context;
 use api::hand;
 use api::place::Place;
 use host::ForeignFile;
-use linux_raw_sys::elf::{Elf_Ehdr, Elf_Phdr};
+use object::LittleEndian;
+use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PF_R, PF_W, PF_X, PT_LOAD, PT_TLS, ProgramHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
 use page::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
-use std::mem::offset_of;
 
-/// `ET_DYN`, `EM_X86_64`, `PT_LOAD`, `PT_TLS`.
-const SHARED: u16 = 3;
-const X86_64: u16 = 62;
-const LOAD: u32 = 1;
-const LOCAL: u32 = 7;
 /// Most thread-local data, with its alignment, for which musl has room in the object: 120 bytes. For more it maps memory,
 /// which the kernel may join with the program's, so that nobody can tell them apart when the agent leaves.
 const LOCAL_BYTES: u64 = 120;
@@ -44,17 +40,6 @@ pub struct Object {
     pub headers: (u64, u64),
 }
 
-/// Reads numbers from a file's bytes.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn number(&self, at: usize, bytes: usize) -> Option<u64> {
-        let mut number = [0_u8; 8];
-        number[..bytes].copy_from_slice(self.0.get(at..at.checked_add(bytes)?)?);
-        Some(u64::from_le_bytes(number))
-    }
-}
-
 /// An object file that was taken apart.
 struct Parsed {
     /// Its bytes as they lie in memory, from its first byte on.
@@ -67,50 +52,36 @@ struct Parsed {
 impl Parsed {
     /// `None` if it is no object for this processor, or has too much thread-local data.
     fn parse(file: &[u8]) -> Option<Self> {
-        let bytes = Bytes(file);
-        let field = |at, size| bytes.number(at, size);
-        let kind = u16::try_from(field(offset_of!(Elf_Ehdr, e_type), 2)?).ok()?;
-        let machine = u16::try_from(field(offset_of!(Elf_Ehdr, e_machine), 2)?).ok()?;
-        if !file.starts_with(b"\x7fELF\x02\x01") || (kind, machine) != (SHARED, X86_64) {
+        let header = FileHeader64::<LittleEndian>::parse(file).ok()?;
+        let endian = header.endian().ok()?;
+        if (header.e_type(endian), header.e_machine(endian)) != (ET_DYN, EM_X86_64) {
             return None;
         }
-        let table = field(offset_of!(Elf_Ehdr, e_phoff), 8)?;
-        let (size, count) = (field(offset_of!(Elf_Ehdr, e_phentsize), 2)?, field(offset_of!(Elf_Ehdr, e_phnum), 2)?);
+        let headers = header.program_headers(endian, file).ok()?;
+        let local_bytes = |part: &ProgramHeader64<_>| part.p_memsz(endian).checked_add(part.p_align(endian));
+        let mut local = headers.iter().filter(|part| part.p_type(endian) == PT_TLS);
+        if local.any(|part| local_bytes(part).is_none_or(|bytes| bytes > LOCAL_BYTES)) {
+            return None;
+        }
         let (mut image, mut segments) = (Vec::new(), Vec::new());
-        for n in 0..count {
-            let at = usize::try_from(table + n * size).ok()?;
-            let number = |offset| bytes.number(at + offset, 8);
-            let kind = field(at + offset_of!(Elf_Phdr, p_type), 4)?;
-            if kind == u64::from(LOCAL) {
-                let both =
-                    number(offset_of!(Elf_Phdr, p_memsz))?.checked_add(number(offset_of!(Elf_Phdr, p_align))?)?;
-                if both > LOCAL_BYTES {
-                    return None;
-                }
-            }
-            if kind != u64::from(LOAD) {
-                continue;
-            }
-            let (from, to) = (number(offset_of!(Elf_Phdr, p_offset))?, number(offset_of!(Elf_Phdr, p_vaddr))?);
-            let (filed, whole) = (number(offset_of!(Elf_Phdr, p_filesz))?, number(offset_of!(Elf_Phdr, p_memsz))?);
-            let flags = field(at + offset_of!(Elf_Phdr, p_flags), 4)?;
+        for part in headers.iter().filter(|part| part.p_type(endian) == PT_LOAD) {
+            let (filed, whole) = (part.data(endian, file).ok()?, part.p_memsz(endian));
+            let to = part.p_vaddr(endian);
             let end = usize::try_from(to.checked_add(whole)?).ok()?.checked_next_multiple_of(PAGE_BYTES)?;
             // Large enough for any agent, and small enough to be allocated.
-            if end > 1 << 30 || filed > whole {
+            if end > 1 << 30 || filed.len() as u64 > whole {
                 return None;
             }
             image.resize(end.max(image.len()), 0);
-            let [first, place, filed] = [from, to, filed].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-            image
-                .get_mut(place..place.checked_add(filed)?)?
-                .copy_from_slice(file.get(first..first.checked_add(filed)?)?);
+            let place = usize::try_from(to).ok()?;
+            image.get_mut(place..place.checked_add(filed.len())?)?.copy_from_slice(filed);
             let start = to / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-            let bit = |flag, bit| if flags & flag != 0 { bit } else { 0 };
-            let access = bit(4, libc::PROT_READ) | bit(2, libc::PROT_WRITE) | bit(1, libc::PROT_EXEC);
+            let bit = |flag, bit| if part.p_flags(endian) & flag == flag { bit } else { 0 };
+            let access = bit(PF_R, libc::PROT_READ) | bit(PF_W, libc::PROT_WRITE) | bit(PF_X, libc::PROT_EXEC);
             segments.push(Segment { offset: start, bytes: end as u64 - start, access });
         }
-        let (entry, headers) = (field(offset_of!(Elf_Ehdr, e_entry), 8)?, (table, count));
-        (!segments.is_empty()).then_some(Self { image, segments, entry, headers })
+        let headers = (header.e_phoff(endian), headers.len() as u64);
+        (!segments.is_empty()).then_some(Self { image, segments, entry: header.e_entry(endian), headers })
     }
 }
 
@@ -145,7 +116,7 @@ impl Object {
         }
         let facts = [
             (linux_raw_sys::auxvec::AT_PHDR, base + self.headers.0),
-            (linux_raw_sys::auxvec::AT_PHENT, size_of::<Elf_Phdr>() as u64),
+            (linux_raw_sys::auxvec::AT_PHENT, size_of::<ProgramHeader64<LittleEndian>>() as u64),
             (linux_raw_sys::auxvec::AT_PHNUM, self.headers.1),
             (linux_raw_sys::auxvec::AT_PAGESZ, PAGE_BYTES as u64),
             (linux_raw_sys::auxvec::AT_ENTRY, base + self.entry),

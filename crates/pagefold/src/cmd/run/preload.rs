@@ -1,11 +1,15 @@
 //! The library to be preloaded, and the programs that it can be loaded into.
 
 use cli::exit::Stop;
+use object::LittleEndian;
+use object::elf::{EM_X86_64, FileHeader64, PT_INTERP};
+use object::read::ReadCache;
+use object::read::elf::{FileHeader, ProgramHeader};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name of the library.
@@ -71,7 +75,7 @@ pub fn check_program(program: &Path) -> anyhow::Result<()> {
             path = PathBuf::from(OsString::from_vec(interpreter.to_owned()));
             continue;
         }
-        return match linked(&file, &start) {
+        return match linked(&file) {
             Linked::ByLoader => Ok(()),
             Linked::Statically => no("it is linked statically, so no library can be loaded into it".into()),
             Linked::ForMusl => no("it is linked with musl, and this libpagefold.so with glibc".into()),
@@ -105,25 +109,18 @@ enum Linked {
     Foreign,
 }
 
-fn linked(file: &File, start: &[u8]) -> Linked {
-    const PT_INTERP: u32 = 3;
-    const X86_64: u16 = 62;
-    let word = |bytes: &[u8], at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
-    let short = |at: usize| start.get(at..at + 2).and_then(|b| b.try_into().ok()).map(u16::from_le_bytes);
-    let is_ours = start.starts_with(b"\x7fELF\x02") && short(18) == Some(X86_64);
-    let (true, Some(headers), Some(size), Some(count)) = (is_ours, word(start, 32), short(54), short(56)) else {
+fn linked(file: &File) -> Linked {
+    let file = ReadCache::new(file);
+    let Ok(header) = FileHeader64::<LittleEndian>::parse(&file) else { return Linked::Foreign };
+    let parts = header.endian().and_then(|endian| header.program_headers(endian, &file));
+    let Some(parts) = parts.ok().filter(|_| header.e_machine(LittleEndian) == EM_X86_64) else {
         return Linked::Foreign;
     };
-    let mut table = vec![0; usize::from(size) * usize::from(count)];
-    if size < 56 || file.read_exact_at(&mut table, headers).is_err() {
-        return Linked::Foreign;
-    }
-    let interpreter = table.chunks_exact(size.into()).find(|h| h[..4] == PT_INTERP.to_le_bytes());
-    let Some(header) = interpreter else { return Linked::Statically };
-    let mut name = vec![0; word(header, 32).unwrap_or(0).min(256) as usize];
-    let read = file.read_exact_at(&mut name, word(header, 8).unwrap_or(0));
-    let for_musl = read.is_ok() && name.windows(7).any(|part| part == b"ld-musl");
-    if for_musl { Linked::ForMusl } else { Linked::ByLoader }
+    let Some(loader) = parts.iter().find(|part| part.p_type(LittleEndian) == PT_INTERP) else {
+        return Linked::Statically;
+    };
+    let name = loader.interpreter(LittleEndian, &file).ok().flatten().unwrap_or_default();
+    if name.windows(7).any(|part| part == b"ld-musl") { Linked::ForMusl } else { Linked::ByLoader }
 }
 
 /// The path of the library, next to this program or where packages put it.

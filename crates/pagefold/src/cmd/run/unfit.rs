@@ -1,7 +1,10 @@
 //! Programs that run as without Pagefold, because an agent in them would do harm.
 
+use object::LittleEndian;
+use object::elf::{FileHeader64, SHT_STRTAB, SectionHeader64};
+use object::read::ReadCache;
+use object::read::elf::{FileHeader, SectionHeader};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Sanitizers: the function by which each runtime begins, and its name.
@@ -35,43 +38,22 @@ pub fn by_sanitizer(program: &Path) -> Option<String> {
     Some(format!("it is built with {name}, which looks after its memory by itself; build it without"))
 }
 
-/// Beginning of a program of 64 bits, little-endian.
-const ELF: &[u8] = b"\x7fELF\x02\x01";
-/// Size of a program's header and of a section's, in bytes: `Elf64_Ehdr`, `Elf64_Shdr`.
-const HEADER_BYTES: usize = 64;
-/// Kind of a section that is a table of names: `SHT_STRTAB`.
-const NAMES: u64 = 3;
 /// Most bytes of tables that are read: 64 MiB.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// A program's tables of symbols' names: the loader's (`.dynstr`) and the linker's (`.strtab`). A runtime's names stand in the first if it
 /// is a library, and in the second if it was linked in.
 fn string_tables(file: &File) -> Option<Vec<u8>> {
-    let mut header = [0; HEADER_BYTES];
-    file.read_exact_at(&mut header, 0).ok()?;
-    let (size, count) = (number(&header, 0x3a, 2)?, number(&header, 0x3c, 2)?);
-    if !header.starts_with(ELF) || size != HEADER_BYTES as u64 || count == 0 {
-        return None;
-    }
-    let mut sections = vec![0; HEADER_BYTES * usize::try_from(count).ok()?];
-    file.read_exact_at(&mut sections, number(&header, 0x28, 8)?).ok()?;
-    let mut names = Vec::new();
-    for section in sections.chunks_exact(HEADER_BYTES) {
-        let (at, bytes) = (number(section, 0x18, 8)?, number(section, 0x20, 8)?);
-        if number(section, 4, 4)? != NAMES {
-            continue;
-        }
-        let mut table = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES - names.len() as u64)?];
-        file.read_exact_at(&mut table, at).ok()?;
-        names.append(&mut table);
-    }
-    Some(names)
-}
-
-/// A number of so many bytes.
-fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
-    let part = bytes.get(at..at + size)?;
-    Some(part.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
+    let file = ReadCache::new(file);
+    let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.section_headers(endian, &file).ok().filter(|sections| !sections.is_empty())?;
+    let is_table = |section: &&SectionHeader64<_>| section.sh_type(endian) == SHT_STRTAB;
+    let tables = || sections.iter().filter(is_table);
+    let bytes = tables().try_fold(0_u64, |all, section| all.checked_add(section.sh_size(endian)));
+    bytes.filter(|bytes| *bytes <= MOST_BYTES)?;
+    let names: Result<Vec<&[u8]>, _> = tables().map(|section| section.data(endian, &file)).collect();
+    Some(names.ok()?.concat())
 }
 
 #[cfg(test)]
