@@ -6,7 +6,7 @@
 //! ```text
 //!   discards past the hooks were seen, or may come:
 //!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). This takes longer
-//!   else, if the memory is not given to forked children, at no moment:
+//!   else, if the program has asked that forked children never get this memory (MADV_DONTFORK):
 //!      map the slots elsewhere, advise, move the mapping over, register there
 //!   else:
 //!      map the slots in place, register there

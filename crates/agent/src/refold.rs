@@ -76,7 +76,7 @@ pub fn fold_group(
     if !witness.is_at_hand() && !group.iter().any(|part| shows_file(pagemap, part.range)) {
         return (group.len(), Duration::ZERO);
     }
-    // Mapping would wait for this lock: wait while nobody is kept out.
+    // Mapping slots takes the lock of the pool's file. Wait for that lock before writers are kept out.
     group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
     following.hold().begin_section();
     let began = Instant::now();

@@ -10,7 +10,8 @@ use page::{HostVirt, PAGE_BYTES};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The C library's own note of the heap's end (`__curbrk`), by which its `sbrk` goes; null where it is not patched.
+/// The C library's variable with the heap's end (`__curbrk`), from which its `sbrk` computes; null where the C library is not
+/// patched.
 static NOTED_END: AtomicPtr<AtomicPtr<c_void>> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Says where the C library notes the heap's end. To be called before the C library is patched.

@@ -33,7 +33,7 @@ pub struct Chunk {
 /// Pages with homes. Few members have any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtHome {
-    /// Pages over which a mapping of other slots was placed.
+    /// Pages that show another slot than their home: a mapping of the pool was placed over the program's own mapping.
     pub placed: Bits,
     /// Pages that the worker counts as being away from their homes.
     pub told_away: Bits,

@@ -65,7 +65,8 @@ macro_rules! hooks {
             });
             type Function = unsafe extern "C" fn($($type),*) -> $result;
             // SAFETY: null is `None`. Anything else is the C library's function of that name, which takes these
-            // arguments. Those that it declares as `...` are in the registers in which it would take named ones.
+            // arguments. A variadic argument (`...`)
+            // is passed in the same register as a named one.
             let real = unsafe { std::mem::transmute::<usize, Option<Function>>(REAL.find()) };
             let Some(real) = real else { return missing() as $result };
             // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.

@@ -21,7 +21,7 @@ struct BrokenPage {
     due: u32,
     /// Its number in its chunk.
     at: u16,
-    /// The last time between two looks, in seconds.
+    /// Time from the last look at this page to the next one, in seconds.
     wait: u8,
     /// Whether the worker was told that the page rests.
     told: bool,

@@ -42,7 +42,7 @@ impl Told {
         self.unfolded = unfolded;
     }
 
-    /// Has the next report made soon if it was not told of many pages that are fingerprinted by now.
+    /// Has the next report made soon if the agent has fingerprinted many pages since the last one.
     pub fn notice_hashed(&mut self, pages: u64) {
         if self.is_news(pages) {
             self.again_within(STATS_EVERY.0);
