@@ -1,8 +1,8 @@
 //! Checks of the source tree, `./x structure`, `./x words` and `./x figures`; its tests; and `./x bench guard`.
 //!
 //! ```text
-//!  .rs files --> rust (tokens, comments) --> text (paragraphs, sentences) --> words: findings
-//!  .md files ---------------------------------^
+//!  .rs files --> rust (tokens, comments) ----------------------------------> words: findings
+//!  .md files ----------------------------------------------------------------^
 //!  cargo metadata, table in ARCHITECTURE.md, .rs files --------------------> structure: rooms, problems
 //!  raw output of benches in docs/figures ----------------------------------> figures: tables in docs/performance.md
 //!  output of a bench, docs/figures/guard.json -----------------------------> guard: whether folding has become dearer
@@ -19,7 +19,6 @@ mod guard;
 mod rust;
 mod structure;
 mod suite;
-mod text;
 mod words;
 
 use std::io::{ErrorKind, Write};
@@ -53,9 +52,6 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Print a count per room and rule instead of each finding
-        #[arg(long, conflicts_with = "json")]
-        summary: bool,
         /// Files and directories to check; everything if there are none
         paths: Vec<String>,
     },
@@ -107,14 +103,10 @@ fn run(command: &Command) -> Result<bool> {
             print(&summary.to_string())?;
             Ok(summary.is_good())
         }
-        Command::Words { json, summary, paths } => {
-            let report = words::check(root, paths)?;
-            print(&match (json, summary) {
-                (true, _) => to_json(&report)?,
-                (_, true) => report.summary(),
-                _ => report.to_string(),
-            })?;
-            Ok(report.findings.is_empty())
+        Command::Words { json, paths } => {
+            let findings = words::check(root, paths)?;
+            print(&words::told(&findings, *json)?)?;
+            Ok(findings.is_empty())
         }
         Command::Figures { check } => {
             let report = figures::update(root, *check)?;

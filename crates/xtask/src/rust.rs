@@ -1,4 +1,4 @@
-//! Comments, names, functions and constants of a Rust file.
+//! Comments, names and functions of a Rust file.
 //!
 //! All of it is taken from tokens and from the gaps between them. So the bodies of macro calls (`proptest!`,
 //! `thread_local!`) are seen as well, which a syntax tree would leave as they are.
@@ -11,8 +11,8 @@ use std::ops::Range;
 use anyhow::{Result, anyhow};
 use proc_macro2::{Group, TokenStream, TokenTree};
 
-pub use comments::{Comment, Kind, blocks};
-pub use items::{Constant, Function, is_attribute};
+pub use comments::{ALLOW, Comment, Kind, Line, blocks};
+pub use items::{Function, is_attribute};
 
 /// The parts of one Rust file that are checked.
 #[derive(Default)]
@@ -23,8 +23,6 @@ pub struct RustFile {
     pub names: Vec<(String, usize)>,
     /// Every function with a body.
     pub functions: Vec<Function>,
-    /// Every constant and static item that has a doc comment.
-    pub constants: Vec<Constant>,
 }
 
 /// Splits a file into tokens.
@@ -72,7 +70,6 @@ impl Reader<'_> {
     fn level(&mut self, stream: TokenStream) {
         let tokens: Vec<TokenTree> = stream.into_iter().collect();
         self.file.functions.extend(items::functions(&tokens, &self.lines));
-        self.file.constants.extend(items::constants(&tokens, self.text, &self.lines));
         for token in &tokens {
             self.token(token);
         }

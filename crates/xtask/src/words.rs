@@ -1,59 +1,53 @@
-//! Rules for words; they stand in CONTRIBUTING.md, section "Words", and one module each implements them.
+//! Rules for words; they stand in CONTRIBUTING.md, section "Words".
+//!
+//! Each rule is a list of phrases. The length of a sentence and its first word are no rules: they do not tell whether
+//! somebody understands it.
 
-mod constants;
-mod history;
-mod report;
-mod sentences;
-mod terms;
-mod test_names;
+mod names;
 
-use std::path::Path;
-
+use crate::rust::{self, Line};
+use crate::{files, to_json};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
 
-use crate::text::{Line, Paragraph, Word};
-use crate::{files, rust, text};
-
-pub use report::Report;
-
-/// The end of a comment that allows what its line, or the next one, says.
+/// The end of a comment that allows a phrase on its line, or on the next one.
 pub const ALLOW: &str = "words: allow";
+/// Directory of the notebook: records of the past, for which no rule is.
+const NOTEBOOK: &str = "docs/notebook/";
 
-/// The rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Rule {
-    /// A word for which the kernel or the field has another one.
-    Term,
-    /// A sentence of too many words.
-    Length,
-    /// A sentence that begins with a relative clause.
-    Subject,
-    /// A constant whose documentation is no noun phrase.
-    Constant,
-    /// History in a reference text.
-    History,
-    /// The name of a test that does not say what holds.
-    TestName,
-}
-
-impl Rule {
-    /// Every rule, in the order of CONTRIBUTING.md.
-    pub const ALL: [Self; 6] = [Self::Term, Self::Length, Self::Subject, Self::Constant, Self::History, Self::TestName];
-
-    /// The name that is printed.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Term => "term",
-            Self::Length => "length",
-            Self::Subject => "subject",
-            Self::Constant => "constant",
-            Self::History => "history",
-            Self::TestName => "test-name",
-        }
-    }
-}
+/// Words for which the kernel or the field has another one, in all their forms; and that one.
+const TERMS: &[(&[&str], &str)] = &[
+    (&["regain", "regains", "regained", "regaining"], "collapse"),
+    (&["door", "doors"], "hook"),
+    (&["era", "eras"], "epoch"),
+    (&["calm", "calms", "calmer", "calmly"], "quiet interval"),
+    (&["breath", "breaths"], "gap"),
+    (&["scout", "scouts", "scouting"], "probe page"),
+    (&["shadow", "shadows"], "fork probe"),
+    (&["ghost", "ghosts"], "departed member"),
+    (&["limbo"], "deferred free"),
+    (&["twin", "twins"], "duplicate"),
+];
+/// Phrases that leave open which thing or actor is meant. Words in lower case are found in any case.
+const VAGUE: &[&str] = &["whoever", "that which", "such ones"];
+/// Phrases that tell of the project's past, in reference text: documents, and comments of modules.
+const HISTORY: &[&str] = &[
+    "formerly",
+    "at present",
+    "Now",
+    "Earlier",
+    "So far",
+    "not yet done",
+    "not yet implemented",
+    "not yet known",
+    "not yet measured",
+    "not yet possible",
+    "not yet supported",
+];
+/// Beginnings of names of tests that name no thing.
+const RIDDLES: &[&str] = &["what_", "who_", "whoever_", "whatever_", "that_", "where_", "when_"];
 
 /// A place at which a rule is broken.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -62,40 +56,41 @@ pub struct Finding {
     pub file: String,
     /// The line, from 1 on.
     pub line: usize,
-    /// The rule.
-    pub rule: Rule,
+    /// The rule's name.
+    pub rule: &'static str,
     /// The words that break it, and a remedy where there is one.
     pub text: String,
-    /// The last line of the sentence, at which it can be allowed as well.
-    #[serde(skip)]
-    last: usize,
 }
 
-/// Sorts of prose: what the rules make a difference between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Prose {
-    /// Markdown that describes the program as it is.
-    Reference,
-    /// The documentation of a module.
-    Module,
-    /// Everything else.
-    Other,
-}
-
-/// Checks everything that lies at or below these paths, or the whole tree.
-pub fn check(root: &Path, paths: &[String]) -> Result<Report> {
-    let mut report = Report::default();
-    let files = selected(sources(root)?, paths)?;
-    for file in files {
+/// Checks everything that lies at or below these paths, or the whole tree. Returns the findings in order.
+///
+/// # Errors
+/// A file cannot be read or is no Rust, or there is nothing at a path.
+pub fn check(root: &Path, paths: &[String]) -> Result<Vec<Finding>> {
+    let mut found = Vec::new();
+    for file in selected(sources(root)?, paths)? {
         let text = files::read(root, &file)?;
-        report.findings.extend(check_file(&file, &text).with_context(|| format!("cannot check {file}"))?);
+        found.extend(check_file(&file, &text).with_context(|| format!("cannot check {file}"))?);
     }
-    report.findings.sort();
-    Ok(report)
+    found.sort();
+    Ok(found)
 }
 
-/// Directory of the notebook: records of the past, for which no rule is.
-const NOTEBOOK: &str = "docs/notebook/";
+/// The findings for programs (JSON), or for people.
+///
+/// # Errors
+/// They cannot be written as JSON.
+pub fn told(findings: &[Finding], json: bool) -> Result<String> {
+    if json {
+        return to_json(&findings);
+    }
+    let line = |finding: &Finding| format!("{}:{}: {}: {}\n", finding.file, finding.line, finding.rule, finding.text);
+    let lines: String = findings.iter().map(line).collect();
+    Ok(match findings.len() {
+        0 => "All words are as they should be.\n".into(),
+        number => format!("{lines}{number} findings; the rules stand in CONTRIBUTING.md, section \"Words\"\n"),
+    })
+}
 
 /// Lists the files that the rules are for.
 fn sources(root: &Path) -> Result<Vec<String>> {
@@ -125,116 +120,128 @@ fn selected(files: Vec<String>, paths: &[String]) -> Result<Vec<String>> {
 
 /// Checks one file.
 fn check_file(file: &str, text: &str) -> Result<Vec<Finding>> {
-    let mut checker = Checker { file, found: Vec::new() };
+    let mut found = Vec::new();
     if file.ends_with(".rs") {
-        checker.rust(&rust::parse(text)?);
+        let parsed = rust::parse(text)?;
+        for block in rust::blocks(&parsed.comments) {
+            found.extend(in_prose(&block.lines, block.kind == rust::Kind::Module));
+        }
+        found.extend(in_names(&parsed.names));
+        for test in parsed.functions.iter().filter(|function| function.is_test) {
+            let riddle = RIDDLES.iter().find(|riddle| test.name.starts_with(**riddle));
+            found.extend(riddle.map(|riddle| (test.line, "test-name", format!("{} begins with {riddle}", test.name))));
+        }
     } else {
         let lines: Vec<Line> = text.lines().zip(1..).map(|(text, number)| Line { number, text: text.into() }).collect();
-        checker.prose(&lines, if file == "CHANGELOG.md" { Prose::Other } else { Prose::Reference });
+        found = in_prose(&lines, file != "CHANGELOG.md");
     }
-    let mut found = checker.found;
     let lines: Vec<&str> = text.lines().collect();
-    found.retain(|finding| !is_allowed(finding, &lines));
-    Ok(found)
-}
-
-/// Whether one of the finding's lines, or the line before, ends in a comment that allows it.
-fn is_allowed(finding: &Finding, lines: &[&str]) -> bool {
-    let first = finding.line.saturating_sub(2);
     let ends_so = |line: &&str| line.trim_end().trim_end_matches("-->").trim_end().ends_with(ALLOW);
-    lines[first..finding.last.min(lines.len())].iter().any(ends_so)
+    let is_allowed = |line: usize| lines[line.saturating_sub(2)..line.min(lines.len())].iter().any(ends_so);
+    let found = found.into_iter().filter(|(line, ..)| !is_allowed(*line));
+    Ok(found.map(|(line, rule, text)| Finding { file: file.into(), line, rule, text }).collect())
 }
 
-struct Checker<'a> {
-    file: &'a str,
-    found: Vec<Finding>,
+/// A line, the name of a rule, and the words that break it.
+type Broken = (usize, &'static str, String);
+
+fn in_prose(lines: &[Line], is_reference: bool) -> Vec<Broken> {
+    let mut found = Vec::new();
+    for line in lines {
+        let terms = names::segments(&line.text).into_iter().filter_map(|word| Some((term(&word)?, word)));
+        // The script `./x` is the one door to the tree. words: allow
+        let terms = terms.filter(|(_, word)| !(word.starts_with("door") && line.text.contains("./x")));
+        found.extend(terms.map(|(term, word)| (line.number, "term", format!("say \"{term}\", not \"{word}\""))));
+    }
+    let words = words(lines);
+    for at in 0..words.len() {
+        let mut add = |rule, phrases: &[&str]| {
+            let phrase = phrases.iter().find(|phrase| begins(&words[at..], phrase));
+            found.extend(phrase.map(|phrase| (words[at].0, rule, format!("\"{phrase}\""))));
+        };
+        add("vague", VAGUE);
+        if is_reference {
+            add("history", HISTORY);
+        }
+    }
+    found
 }
 
-impl Checker<'_> {
-    fn rust(&mut self, file: &rust::RustFile) {
-        for block in rust::blocks(&file.comments) {
-            self.prose(&block.lines, if block.kind == rust::Kind::Module { Prose::Module } else { Prose::Other });
-        }
-        for (name, line, text) in terms::in_names(&file.names) {
-            self.add(line, line, Rule::Term, format!("{name}: {text}"));
-        }
-        for constant in &file.constants {
-            let paragraphs = text::paragraphs(&constant.docs);
-            let first = paragraphs.first().and_then(|paragraph| text::sentences(&paragraph.words).into_iter().next());
-            if let Some(why) = first.and_then(constants::check) {
-                self.add_sentence(first.unwrap_or_default(), Rule::Constant, &format!("{}: {why}", constant.name));
-            }
-        }
-        for test in file.functions.iter().filter(|function| function.is_test) {
-            if let Some(why) = test_names::check(&test.name) {
-                self.add(test.line, test.line, Rule::TestName, format!("{}: {why}", test.name));
-            }
-        }
-    }
+/// The term that takes the place of a word.
+fn term(word: &str) -> Option<&'static str> {
+    TERMS.iter().find(|(forms, _)| forms.contains(&word)).map(|(_, term)| *term)
+}
 
-    fn prose(&mut self, lines: &[Line], prose: Prose) {
-        for paragraph in text::paragraphs(lines) {
-            self.paragraph(&paragraph, prose);
+/// Words without punctuation, with their lines. Code is an empty word.
+fn words(lines: &[Line]) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let (mut in_block, mut in_span) = (false, false);
+    for line in lines {
+        if line.text.trim_start().starts_with("```") {
+            in_block = !in_block;
+            continue;
+        }
+        in_span &= !line.text.trim().is_empty();
+        for word in line.text.split_whitespace() {
+            let is_code = in_block || in_span || word.contains('`');
+            in_span ^= word.matches('`').count() % 2 == 1;
+            found.push((line.number, if is_code { "" } else { word.trim_matches(|c: char| !c.is_alphanumeric()) }));
         }
     }
+    found
+}
 
-    fn paragraph(&mut self, paragraph: &Paragraph, prose: Prose) {
-        for sentence in text::sentences(&paragraph.words) {
-            for (line, text) in terms::in_sentence(sentence) {
-                self.add(line, line, Rule::Term, text);
-            }
-            if paragraph.place != text::Place::Prose {
-                continue;
-            }
-            if let Some(why) = sentences::length(sentence) {
-                self.add_sentence(sentence, Rule::Length, &why);
-            }
-            if let Some(why) = sentences::subject(sentence) {
-                self.add_sentence(sentence, Rule::Subject, &why);
-            }
-            if let Some((at, why)) = history::check(sentence, prose) {
-                self.add_sentence(&sentence[at.saturating_sub(2)..], Rule::History, &why);
-            }
-        }
-    }
+/// Whether these words begin with a phrase.
+fn begins(words: &[(usize, &str)], phrase: &str) -> bool {
+    let is_it = |word: &str, wanted: &str| word == wanted || word.to_lowercase() == wanted;
+    let wanted: Vec<&str> = phrase.split(' ').collect();
+    words.len() >= wanted.len() && words.iter().zip(wanted).all(|((_, word), wanted)| is_it(word, wanted))
+}
 
-    /// Adds a finding with the beginning of its sentence.
-    fn add_sentence(&mut self, sentence: &[Word], rule: Rule, why: &str) {
-        let shown: Vec<&str> = sentence.iter().take(8).map(|word| word.text.as_str()).collect();
-        let more = if sentence.len() > shown.len() { " ..." } else { "" };
-        let (first, last) = (sentence.first().map_or(1, |word| word.line), sentence.last().map_or(1, |word| word.line));
-        self.add(first, last, rule, format!("{why}: \"{}{more}\"", shown.join(" ")));
+/// Finds identifiers with terms in them, each at its first use.
+fn in_names(names: &[(String, usize)]) -> Vec<Broken> {
+    let mut first = BTreeMap::new();
+    for (name, line) in names {
+        first.entry(name.as_str()).or_insert(*line);
     }
-
-    fn add(&mut self, line: usize, last: usize, rule: Rule, text: String) {
-        self.found.push(Finding { file: self.file.into(), line, rule, text, last });
-    }
+    let broken = |(name, line)| {
+        let term = names::segments(name).iter().find_map(|word| term(word))?;
+        Some((line, "term", format!("{name}: say \"{term}\"")))
+    };
+    first.into_iter().filter_map(broken).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn found(file: &str, text: &str) -> Vec<(usize, Rule)> {
-        check_file(file, text).unwrap().into_iter().map(|finding| (finding.line, finding.rule)).collect()
+    fn found(file: &str, text: &str) -> Vec<(usize, &'static str)> {
+        let mut found: Vec<_> =
+            check_file(file, text).unwrap().into_iter().map(|finding| (finding.line, finding.rule)).collect();
+        found.sort_unstable();
+        found
     }
 
     #[test]
     fn rules_find_their_places_in_rust() {
-        let source = "//! Now all is kept.\n\n/// One page of so many.\nconst A: u8 = 1;\n\n// The ghost goes.\n\
-                      fn ghosts() {}\n\n#[test]\nfn what_is_kept() {\n    let text = \"What a ghost.\"; // What is this?\n}\n";
-        let mut found = found("crates/a/src/lib.rs", source);
-        found.sort();
-        let expected =
-            [(1, Rule::History), (3, Rule::Constant), (6, Rule::Term), (7, Rule::Term), (10, Rule::TestName)];
-        assert_eq!(found, expected);
+        let source = "//! Now all is kept.\n\n/// One page of so many.\nconst A: u8 = 1;\n\n// The ghost\n// of that\n// which goes.\n\
+                      fn ghosts() {}\n\n#[test]\nfn what_is_kept() {\n    let text = \"A ghost.\"; // Now it is kept.\n}\n";
+        let expected = [(1, "history"), (6, "term"), (7, "vague"), (9, "term"), (12, "test-name")];
+        assert_eq!(found("crates/a/src/lib.rs", source), expected);
     }
 
     #[test]
     fn history_is_allowed_in_changes() {
-        let text = "Now it is fast.\n";
-        assert_eq!(found("docs/a.md", text), [(1, Rule::History)]);
-        assert!(found("CHANGELOG.md", text).is_empty());
+        assert_eq!(found("docs/a.md", "Now it is fast. It now is.\n"), [(1, "history")]);
+        assert!(found("CHANGELOG.md", "Now it is fast.\n").is_empty());
+    }
+
+    #[test]
+    fn code_has_terms_only() {
+        assert_eq!(found("docs/a.md", "`Now a` ghost\n\n```\nwhoever ghost\n```\n"), [(1, "term"), (4, "term")]);
+        assert_eq!(found("docs/a.md", "Whoever `a\nb` waits, whoever.\n"), [(1, "vague"), (2, "vague")]);
+        assert!(found("docs/a.md", "`./x` is the one door.\n").is_empty());
+        assert_eq!(found("docs/a.md", "One door.\n"), [(1, "term")]);
     }
 
     #[test]
@@ -242,7 +249,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join(NOTEBOOK)).unwrap();
         for file in ["docs/a.md", "docs/notebook/b.md"] {
-            std::fs::write(root.path().join(file), "What a ghost.\n").unwrap();
+            std::fs::write(root.path().join(file), "A ghost.\n").unwrap();
         }
         assert_eq!(sources(root.path()).unwrap(), ["docs/a.md"]);
     }
@@ -252,8 +259,7 @@ mod tests {
         assert!(found("a.rs", "// A ghost. words: allow\n").is_empty());
         assert!(found("a.rs", "// words: allow\nfn ghost() {}\n").is_empty());
         assert!(found("docs/a.md", "A ghost goes. <!-- words: allow -->\n").is_empty());
-        assert!(found("a.rs", "// What a sentence\n// over two lines. words: allow\n").is_empty());
-        assert_eq!(found("a.rs", "// words: allow\n\nfn ghost() {}\n"), [(3, Rule::Term)]);
+        assert_eq!(found("a.rs", "// words: allow\n\nfn ghost() {}\n"), [(3, "term")]);
     }
 
     #[test]

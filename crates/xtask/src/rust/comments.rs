@@ -1,6 +1,16 @@
 //! Comments, and the blocks of prose that they form.
 
-use crate::text::Line;
+/// The end of a comment that allows a phrase on its line, or on the next one (`words`).
+pub const ALLOW: &str = "words: allow";
+
+/// One line of a file, or of a comment without its markers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Its number in the file, from 1 on.
+    pub number: usize,
+    /// Its text.
+    pub text: String,
+}
 
 /// Ways in which a comment can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +43,7 @@ impl Comment {
     }
 
     fn is_marker(&self) -> bool {
-        self.lines.iter().all(|line| line.text.trim() == crate::words::ALLOW)
+        self.lines.iter().all(|line| line.text.trim() == ALLOW)
     }
 }
 

@@ -1,9 +1,8 @@
-//! Functions and constants among the tokens of one level.
+//! Functions among the tokens of one level.
 
 use proc_macro2::{Delimiter, Group, TokenTree};
 
-use super::{Lines, is_comment};
-use crate::text::Line;
+use super::Lines;
 
 /// A function with a body.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,15 +15,6 @@ pub struct Function {
     pub lines: usize,
     /// Whether it has the attribute `#[test]`.
     pub is_test: bool,
-}
-
-/// A constant or static item with a doc comment.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Constant {
-    /// Its name.
-    pub name: String,
-    /// Its doc comment.
-    pub docs: Vec<Line>,
 }
 
 /// Finds the functions of this level; those inside of its groups are found with their own level.
@@ -70,60 +60,8 @@ fn is_test_attribute(group: &Group) -> bool {
     matches!(group.stream().into_iter().last(), Some(TokenTree::Ident(word)) if word == "test")
 }
 
-/// Finds the constants of this level that have a doc comment.
-pub fn constants(tokens: &[TokenTree], text: &str, lines: &Lines) -> Vec<Constant> {
-    let mut found = Vec::new();
-    let mut docs: Vec<Line> = Vec::new();
-    for (at, token) in tokens.iter().enumerate() {
-        let range = token.span().byte_range();
-        if is_comment(text, &range) {
-            let comment = super::Comment::new(&text[range.clone()], lines.at(range.start), "");
-            // Each doc comment is several tokens: the last one brings it.
-            if matches!(token, TokenTree::Group(_)) && comment.kind == super::Kind::Item {
-                docs.extend(comment.lines);
-            }
-        } else if let Some(name) = constant_name(tokens, at) {
-            if !docs.is_empty() {
-                found.push(Constant { name, docs: std::mem::take(&mut docs) });
-            }
-        } else if !may_precede_constant(tokens, at) {
-            docs.clear();
-        }
-    }
-    found
-}
-
-/// The name of the constant whose `const` or `static` this token is.
-fn constant_name(tokens: &[TokenTree], at: usize) -> Option<String> {
-    let word = |at: usize| match tokens.get(at) {
-        Some(TokenTree::Ident(word)) => Some(word.to_string()),
-        _ => None,
-    };
-    word(at).filter(|word| word == "const" || word == "static")?;
-    match word(at + 1)?.as_str() {
-        "fn" | "unsafe" | "extern" | "async" => None,
-        "mut" | "ref" => word(at + 2),
-        name => Some(name.into()),
-    }
-}
-
-/// Whether this token may stand between a doc comment and `const`: an attribute or a visibility.
-fn may_precede_constant(tokens: &[TokenTree], at: usize) -> bool {
-    match &tokens[at] {
-        TokenTree::Punct(punct) => punct.as_char() == '#',
-        TokenTree::Ident(word) => word == "pub",
-        TokenTree::Group(group) => {
-            let is_visibility = group.delimiter() == Delimiter::Parenthesis
-                && matches!(tokens.get(at.wrapping_sub(1)), Some(TokenTree::Ident(word)) if word == "pub");
-            is_visibility || is_attribute(tokens, at)
-        }
-        TokenTree::Literal(_) => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::rust::parse;
 
     #[test]
@@ -140,16 +78,5 @@ mod tests {
             "#[cfg(test)] mod tests { #[test] #[ignore] fn a() {} fn b() {} proptest! { #[test] fn c(x in 0..1) {} } }";
         let found: Vec<_> = parse(source).unwrap().functions.into_iter().map(|f| (f.name, f.is_test)).collect();
         assert_eq!(found, [("a".to_string(), true), ("b".to_string(), false), ("c".to_string(), true)]);
-    }
-
-    #[test]
-    fn constants_come_with_their_docs() {
-        let source = "/// a\n/// b\n#[allow(x)]\npub(crate) const A: u8 = 1;\nconst B: u8 = 2;\n/// c\nconst fn f() {}\n\
-                      thread_local! { /// d\n static C: u8 = 3; }\nimpl S { /// e\n pub const D: u8 = 4; }";
-        let docs =
-            |constant: &Constant| constant.docs.iter().map(|line| line.text.clone()).collect::<Vec<_>>().join(" ");
-        let found: Vec<_> = parse(source).unwrap().constants.iter().map(|c| (c.name.clone(), docs(c))).collect();
-        let expected = [("A", "a b"), ("C", "d"), ("D", "e")];
-        assert_eq!(found, expected.map(|(name, docs)| (name.to_string(), docs.to_string())));
     }
 }
