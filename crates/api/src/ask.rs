@@ -217,9 +217,9 @@ pub enum Answer {
 /// Something that is wrong with a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Trouble {
-    /// Its name, one of a few.
+    /// A fixed name for this kind of trouble, such as `no_prover`.
     pub trouble: String,
-    /// In words, with what is lost by it.
+    /// The trouble in words, and the consequence.
     pub detail: String,
 }
 

@@ -1,5 +1,5 @@
 //! `pagefold-attach`: makes one running process a member of a group, and stays beside it until it ends or is detached.
-//! `pagefold attach` starts it, with the rights of whoever calls that. It writes one line of JSON to its standard
+//! `pagefold attach` starts it, with the rights of its caller. It writes one line of JSON to its standard
 //! output.
 #![forbid(unsafe_code)]
 

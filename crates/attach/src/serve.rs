@@ -45,7 +45,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 const LOOKS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(8), Duration::from_secs(32)];
 /// Part of the time since the process was attached that passes between two looks: 1/8.
 const LOOKS_PART: u32 = 8;
-/// Length of that first minute.
+/// Age up to which a process counts as just attached, and is looked at most often: 1 minute.
 const YOUNG: Duration = Duration::from_secs(60);
 /// Time for a process to end whose agent has: 1 s.
 const END_OF_PROCESS: Duration = Duration::from_secs(1);
@@ -62,7 +62,7 @@ const THAW_LOOK: Duration = Duration::from_millis(50);
 
 /// Attempts at leading calls to the gate in one go, and the pause between two: 10, 2 ms. The agent waits meanwhile.
 const GATE_TRIES: (u32, Duration) = (10, Duration::from_millis(2));
-/// Time until the next attempts: 1 s.
+/// Time until calls are led to the gate again, after all [`GATE_TRIES`] have failed: 1 s.
 const GATE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Least time between two lists of the program's threads in which the agent's were not all found: 1 s.

@@ -185,7 +185,9 @@ fn need(host: &Host) -> (Knobs, String) {
     (Knobs::Scan(pages, NEED_SLEEP_MS), format!("{merged} pages merged of {scanned} scanned in {seconds} s"))
 }
 
-/// `ksmtuned` and `mom`, which differ in what they take for free memory and for the pages before.
+/// The rule of `ksmtuned` and of `mom`: scan more pages than before (`pages`) while less than a fifth of RAM is free, and
+/// fewer otherwise. `ksmtuned` takes the free memory of this moment, and the pages that it set itself. `mom` takes the mean
+/// of several looks, and the pages that ksmd's knob shows.
 fn tuned(host: &Host, free_bytes: u64, pages: u64) -> (Knobs, String) {
     let (boost, decay, least, most) = TUNED_PAGES;
     let wanted = host.total_bytes / TUNED_PART;

@@ -21,7 +21,7 @@ pub(crate) fn guest(id: &str, ram_bytes: u64, guaranteed_bytes: u64) -> GuestFac
     }
 }
 
-/// One guest of a world, in MiB: RAM, guarantee, memory that it uses, and percent of that which is shared.
+/// One guest of a world, in MiB: RAM, guarantee, memory that it uses, and the shared percentage of that memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub ram: u64,

@@ -51,7 +51,7 @@ struct Predicted {
     audited_bytes: u64,
 }
 
-/// Runs the command. `place` is run with its arguments.
+/// Runs the command: measures the moves where the arguments ask for that, and calls `place` with the completed arguments.
 pub fn run(args: &Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
     let mut words = args.words.clone();
     if let Some(at) = words.iter().position(|word| word == MOVED) {

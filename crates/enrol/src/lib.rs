@@ -16,7 +16,7 @@
 //!
 //! A process that cannot be attached is tried again after a wait that doubles, and its reason is told to the service.
 //!
-//! A program that stays beside an attached process may be killed. Every 10 s, others are started in the place of such ones.
+//! A program that stays beside an attached process may be killed. Every 10 s, another one is started for each process that has lost its own in this way.
 #![forbid(unsafe_code)]
 
 pub mod attach;

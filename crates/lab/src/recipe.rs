@@ -12,11 +12,11 @@ use crate::state::Image;
 use host::KvmTrial;
 use std::path::{Path, PathBuf};
 
-/// Place of the machine's directory in [`Recipe::words`].
+/// Placeholder in [`Recipe::words`] for the machine's directory.
 pub const DIR: &str = "{dir}";
-/// Place of the machine's name.
+/// Placeholder for the machine's name.
 pub const NAME: &str = "{name}";
-/// Place of the disk, a file in the format `raw` that the machine may write.
+/// Placeholder for the disk, a file in the format `raw` that the machine may write.
 pub const DISK: &str = "{disk}";
 
 /// Size of QEMU's cache of translated code, in MiB, as the lab has it, and for `tiny`: each clone has a cache of its own. With 4 MiB,

@@ -1,4 +1,4 @@
-//! Gathering facts: the host from `/proc`, guests from their processes and QMP, savings from whoever asks the service.
+//! Gathering facts: the host from `/proc`, guests from their processes and QMP, savings from the caller, who has asked the service.
 
 use crate::balloon::{Balloon, Device, Statistics};
 use crate::carry_out::Outcome;

@@ -199,7 +199,7 @@ fn resume_due(all: &mut [Held]) {
     });
 }
 
-/// Connects to a guest that runs, and so may be paused. If a guest does not run, whoever has paused it must resume it.
+/// Connects to a guest that runs, and so may be paused. If a guest does not run, the program that paused it must resume it.
 ///
 /// # Errors
 /// It does not run, is being moved to another host, or does not answer.

@@ -1,4 +1,4 @@
-//! The savings of folding: one sum, whoever counts its terms.
+//! The savings of folding: one sum, for all programs that count its terms.
 //!
 //! ```text
 //!   gross = folded + zero pages       memory that members would take without folding

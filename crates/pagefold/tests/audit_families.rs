@@ -1,4 +1,4 @@
-//! `pagefold audit` counts frames once, whoever maps them: children that inherit folded pages, and groups of two services
+//! `pagefold audit` counts a frame once, however many processes map it: children that inherit folded pages, and groups of two services
 //! that have one name.
 
 mod common;

@@ -1,4 +1,4 @@
-//! Programs that keep secrets in memory are not attached, whoever runs them.
+//! Programs that keep secrets in memory are not attached, whether root or a user runs them.
 
 mod common;
 

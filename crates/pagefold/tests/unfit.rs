@@ -6,7 +6,7 @@ use common::service::{Service, cannot_fold};
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-/// Executes a program under a filter that ends whoever makes one system call: its number, then the program.
+/// Executes a program under a filter that ends a process which makes one system call: its number, then the program.
 const FILTERED: &str = "
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)]

@@ -180,7 +180,7 @@ fn web_side_is_started_again_and_ends_with_its_supervisor() {
     let mut web = Web::start("");
     let (first, uid) = web.process();
     signal(first, "KILL");
-    // The sockets stay: whoever asks meanwhile waits, and is answered.
+    // The sockets stay: clients that ask meanwhile wait, and are answered.
     assert_eq!(web.unix.get("/v1/groups").status, 200);
     let (second, same) = web.process();
     assert!(second != first && same == uid);

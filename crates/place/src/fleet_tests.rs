@@ -126,7 +126,8 @@ fn sketch_of_other_contents_than_its_row_is_refused() {
     assert_eq!(fleet([host("a", 100), estimated]).guests[0].distinct_pages, 30_500);
 }
 
-/// Two guests without sketches, and one whose key is the name that such a guest has among the keys.
+/// Sketches are compared by the name of their key. A guest without a sketch counts as one under a key of its own, named
+/// `HOST/ID`. A third guest whose real key has that name must not match it.
 #[test]
 fn guest_without_sketch_shares_with_nobody() {
     let bare = |id: &str| Row { sketch: None, ..guest("a", id, "acme", 0..1000) };

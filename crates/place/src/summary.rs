@@ -69,7 +69,7 @@ pub struct Total {
     pub zero_bytes: u64,
     /// The part of it that folding saves where the guests are, zero pages aside.
     pub saved_without_zero_bytes: u64,
-    /// The part of that which a guest holds more than once by itself.
+    /// The part of `saved_without_zero_bytes` of contents that one guest holds more than once.
     pub inside_bytes: u64,
 }
 

@@ -103,7 +103,7 @@ impl Source {
         Self { path: path.to_owned(), of: None }
     }
 
-    /// Checks a row against the file's name: whoever may write one file of a directory speaks for one host.
+    /// Checks a row against the file's name: a user who may write one file of a directory must be able to state rows of one host only.
     fn check(&self, row: &Row) -> anyhow::Result<()> {
         let Some((host, epoch_s)) = &self.of else { return Ok(()) };
         ensure!(

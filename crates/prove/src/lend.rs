@@ -24,8 +24,8 @@
 //! userfaultfd of another process, the asker would have to foresee the lots. Or it would have to change its own page
 //! table in step with the other process's, which it cannot read. While a page of another child is protected, its writer
 //! waits for some microseconds. So only children of the asker's family are tried each time. They have one layout in
-//! memory, which the kernel draws by lot for each program that is executed. Others are tried once a second, whoever
-//! asks. A child that was handed over in the moment in which its parent executed another program, or ended, is one of
+//! memory, which the kernel draws by lot for each program that is executed. Others are tried once a second, for all
+//! askers together. A child that was handed over in the moment in which its parent executed another program, or ended, is one of
 //! them.
 
 use crate::keep::{self, Kept};
@@ -172,7 +172,7 @@ fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Resu
         // looks after other memory of the child.
         outcome = Ok(false);
     }
-    // Writers sleep no longer than this. If a message is unread, whoever reads it lets them go on.
+    // Writers sleep no longer than this. If a message is unread, its reader lets them go on.
     let lifted = follower.watch().protect(page, false);
     Ok(outcome.and_then(|is_it| lifted.map(|()| is_it)))
 }

@@ -173,7 +173,7 @@ mod tests {
         (placed, plenty)
     }
 
-    /// Children beyond 1,024 of a member, and 8,192 in all, were dropped without a word, whoever had filled these.
+    /// Children beyond 1,024 of a member, and 8,192 in all, were once dropped without a word, also where one user's processes had filled all places.
     #[test]
     fn user_fills_own_share_and_is_told_before() {
         claims().users = BTreeSet::from([7, 8]);

@@ -77,7 +77,8 @@ impl Enrolment {
         all.take(MOST_NOT_ATTACHED.0).collect()
     }
 
-    /// Whether there are rules and no process asks for them to carry them out. Called once a second.
+    /// Whether the configuration has enrol rules, and no process has asked for them for [`SILENCE`], so that nobody carries
+    /// them out. To be called once a second.
     pub fn is_idle(&mut self, has_rules: bool, now: Instant) -> bool {
         if !has_rules {
             (self.heard, self.not_attached) = (None, Vec::new());

@@ -1,7 +1,7 @@
 //! The record of a clone: the file `clone.json` in its directory.
 //!
 //! ```text
-//!   (no directory) -> starting -> running -> (process gone: the directory is removed by whoever looks next)
+//!   (no directory) -> starting -> running -> (process gone: the next command that looks removes the directory)
 //!                        |  ^        ^
 //!                        |  |        +-- warm: loaded and stopped, waits to be a clone
 //!                        |  +-- rolled back

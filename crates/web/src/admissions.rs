@@ -14,13 +14,13 @@ use serde::Deserialize;
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct WantedGuests {
-    /// Id or name of a VM that they are like.
+    /// Id or name of a VM that the wanted guests are like.
     like: Option<String>,
-    /// RAM of each, in bytes.
+    /// RAM of each wanted guest, in bytes.
     memory_bytes: Option<u64>,
-    /// Their group.
+    /// The group of the wanted guests.
     group: Option<String>,
-    /// Number of them; 1 if it is left out.
+    /// Number of wanted guests; 1 if it is left out.
     guests: Option<u64>,
     /// Seconds for which memory is promised; 60 if it is left out, and 0 for a question alone.
     hold_s: Option<u64>,

@@ -78,7 +78,7 @@ mod tests {
         tokio::time::sleep(AGES.good).await;
         assert_eq!(get(scope(&["a"]), Form::Plain, "a later").await, "a later");
         assert_eq!(made.load(Ordering::SeqCst), 6);
-        // Of many at once, one is made for all of them.
+        // Requests that come at the same time share one text, which is made once.
         let many = (0..50).map(|_| get(None, Form::Plain, "all later"));
         assert!(futures_util::future::join_all(many).await.iter().all(|text| text.starts_with("all")));
         assert!(made.load(Ordering::SeqCst) <= 8);

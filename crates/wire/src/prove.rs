@@ -27,7 +27,7 @@
 //! | [`ALONE`], without a file | notes that the member holds on to none of its children | [`ALONE_TOO`] |
 //!
 //! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has inherited.
-//! From then on nobody else may read it, whoever is killed. So the agent claims it (`act::Userfault::claim`), and the keeper
+//! From then on nobody else may read it, whichever process is killed. So the agent claims it (`act::Userfault::claim`), and the keeper
 //! says that it was there when the claim was made:
 //!
 //! ```text

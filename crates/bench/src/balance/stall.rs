@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 const RAM: u64 = 512 << 20;
 /// Memory that it writes, frees, and writes again: 160 MiB.
 const WRITTEN: u64 = 160 << 20;
-/// Part of that which a device has taken before the guest writes again: 3/4.
+/// Part of the freed memory that the balloon device has taken before the guest writes again: 3/4.
 const TAKEN: (u64, u64) = (3, 4);
 /// Balloon device of a guest that reports free pages.
 const REPORTING: &str = "virtio-balloon-pci,deflate-on-oom=on,free-page-reporting=on";

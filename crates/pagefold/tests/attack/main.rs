@@ -72,7 +72,7 @@ const FIGURES: [(&str, Figure); 5] = [
     ("time to fold, in s", |turn| turn.fold_s),
     ("stall (p99), in ns", |turn| turn.stall_ns),
     ("time of an answer, in s", |turn| turn.answer_s),
-    // Others' programs: what the kernel does, whoever asks. It is shown, and not judged.
+    // Programs without Pagefold: the kernel's own delay under the attack. It is shown, and not judged.
     ("time of an echo by other programs, in s", |turn| turn.echo_s),
     // Shown, and not judged.
     ("processor time of supervisor and workers, in s", |turn| turn.cpu_s),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Time that a program runs before it is attached: 0.3 s. Most are busy starting then.
 const AFTER: Duration = Duration::from_millis(300);
-/// Time for it to be executed by whoever starts it, and for all members to be detached.
+/// Time for the program to be executed by its starter, and time for all members to be detached.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The reason why a program cannot be attached while it looks after its memory by a userfaultfd. A piece of memory has room for one.
 pub const OWN_USERFAULTFD: &str = "a userfaultfd looks after some of its memory";

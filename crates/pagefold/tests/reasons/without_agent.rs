@@ -86,7 +86,7 @@ fn program_without_the_library_is_named_and_folded_when_it_is_started_itself() {
     until_state(&service, "b", "folding");
 }
 
-/// Executes a program under a filter of system calls that ends whoever traces another process.
+/// Executes a program under a filter of system calls that ends a process which traces another one.
 const FILTERED: &str = "python3 -c '
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 101), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)]

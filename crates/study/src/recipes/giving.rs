@@ -29,7 +29,7 @@ const KINDS: [&str; 2] = ["mr", "fio"];
 const OF_A_KIND: usize = 2;
 /// Memory of a guest without a balloon, in MiB.
 const WHOLE: u64 = 640;
-/// Pages a second that are scanned in all, whoever merges.
+/// Pages a second that are scanned in all, by ksmd or by all agents together.
 const RATE: u32 = 5000;
 /// The same where the guests' systems differ: the paper's.
 const RATE_OF_TWO: u32 = 10_000;

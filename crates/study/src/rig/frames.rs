@@ -1,4 +1,4 @@
-//! Memory by page frames: what guests take, whoever merges.
+//! Memory by page frames: what guests take, under each merger.
 
 use anyhow::Context;
 use host::{Mapping, Pagemap, PagemapEntry};

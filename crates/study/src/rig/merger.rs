@@ -135,7 +135,7 @@ impl Merger {
         }
     }
 
-    /// Pages of zeros that it took away and that were not written since, by its own account.
+    /// Pages of zeros whose frames the merger has freed, and that were not written since, by the merger's own account.
     pub fn zero_pages(&self) -> anyhow::Result<u64> {
         match self {
             Self::Off => Ok(0),

@@ -12,14 +12,14 @@ use std::process::Command;
 
 /// Something that a host may lack.
 struct Remedy {
-    /// Its use.
+    /// The purpose, as it is printed.
     why: &'static str,
     /// Where the file belongs, below the root, and where the package has it.
     places: [&'static str; 2],
     text: &'static str,
     /// Commands that put the file in force; `FILE` and `ROOT` stand for its path and for the root.
     commands: &'static [&'static [&'static str]],
-    /// Whether the commands work below another root.
+    /// Whether the commands take another root directory than `/`, as `--root` does. Others change the running kernel.
     works_below: bool,
     is_in_force: fn(&Path) -> bool,
 }

@@ -1,4 +1,4 @@
-//! Files that keep waiting whoever closes them, and sending them to somebody who has to close them.
+//! Files whose `close` does not return, and sending them to a process that has to close them.
 
 #[path = "../held_pages/fuse.rs"]
 #[expect(dead_code, reason = "another program reads this file system")]
@@ -64,7 +64,7 @@ impl Files {
         }
     }
 
-    /// Whether closing such a file keeps waiting whoever does it.
+    /// Whether closing this file keeps the calling thread waiting.
     pub fn keep_waiting(&self) -> Result<bool, String> {
         let (file, _peer) = match self {
             Self::Fuse(file) => (file.try_clone().map_err(|e| e.to_string())?, None),
