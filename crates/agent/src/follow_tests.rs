@@ -84,7 +84,8 @@ fn give_birth_during_section(before: impl FnOnce(&Member)) {
     following.watch().unregister(all).unwrap();
 }
 
-/// The child forks before it is given what it lacks, so its own child lacks the same.
+/// A child is born while pages of its parent are out of reach, so it lacks them. It forks before it is given copies. Its own
+/// child lacks the same pages, and is given copies, too.
 #[test]
 fn grandchildren_are_given_what_their_parents_lacked() {
     if !alone("follow::tests::grandchildren_are_given_what_their_parents_lacked") {

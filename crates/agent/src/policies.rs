@@ -27,7 +27,7 @@ enum Plain {
 }
 
 impl Policies {
-    /// Whether the mapping that begins here has a policy of its own.
+    /// Whether the mapping that begins at `start` has a NUMA policy of its own.
     pub fn has_own(&mut self, start: HostVirt) -> bool {
         let mut policy = 0_i32;
         let arguments = [&raw mut policy as usize, 0, 0, start.0 as usize, OF_ADDRESS, 0];

@@ -338,7 +338,7 @@ mod tests {
         let ask = |witness: &mut Witness| witness.ask(&pagemap, pages.into_iter()).to_vec();
         assert_eq!(ask(&mut witness), [Proof::Unknown; 3]);
         assert!(witness.is_late());
-        // For this question and the next two.
+        // The prover answers the late question, and the next two at once.
         (0..3).for_each(|_| tell.send(()).unwrap());
         let is_heard = witness.catch_up();
         if is_heard {
