@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Time for all threads to stop: 6 ms; up to 48 ms where processors are short, so that threads stop late.
 const STOP_TIME: (Duration, Duration) = (Duration::from_millis(6), Duration::from_millis(48));
-/// Longest time for which the others wait until the first thread has stopped, and can be let go before them: 50 ms.
+/// Longest time for which stopped threads are kept until the process's first thread has stopped, too: 50 ms. The first thread
+/// has to go on before the others.
 const LEADER_TIME: Duration = Duration::from_millis(50);
 /// Time after which a thread that sleeps in the kernel is taken to be held there: 1 ms.
 const HELD_TIME: Duration = Duration::from_millis(1);

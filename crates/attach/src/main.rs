@@ -29,9 +29,9 @@ use std::time::{Duration, Instant};
 /// File name of the agent.
 const OBJECT: &str = "pagefold-agent";
 
-/// Longest time for which a service is asked to end a membership: 30 s.
+/// Longest time for which a service is asked again and again to end a membership: 30 s.
 const SERVICE_TIME: Duration = Duration::from_secs(30);
-/// Time between two such questions: 20 ms.
+/// Time between two of these questions: 20 ms.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Puts the agent into a running process; `pagefold attach` starts it

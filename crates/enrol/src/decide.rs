@@ -53,7 +53,7 @@ pub enum Verdict<'a> {
     Attach(&'a Rule, bool),
     /// The process has just started, and is looked at again with the next look.
     Soon(&'a Rule),
-    /// The process is left alone for this reason. After a failed attempt, also the seconds until the next one.
+    /// The process is left alone for this reason. After a failed attempt to attach it, also the seconds until the next attempt.
     Wait(&'a Rule, String, Option<u64>),
 }
 

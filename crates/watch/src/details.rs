@@ -19,7 +19,7 @@ pub fn of(item: Item<'_>, frame: &Frame) -> String {
     }
 }
 
-/// A state with its reason and its remedy.
+/// The text of a member's or process's state: its name, the reason, and the remedy on a line of its own.
 fn state(word: &str, reason: &str, fix: Option<&str>) -> String {
     let word = word.replace('_', " ");
     let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };

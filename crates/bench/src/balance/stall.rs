@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// RAM of the guest: 512 MiB.
 const RAM: u64 = 512 << 20;
-/// Memory that it writes, frees, and writes again: 160 MiB.
+/// Memory that the guest writes, frees, and writes again: 160 MiB.
 const WRITTEN: u64 = 160 << 20;
 /// Part of the freed memory that the balloon device has taken before the guest writes again: 3/4.
 const TAKEN: (u64, u64) = (3, 4);

@@ -117,7 +117,7 @@ pub(super) struct FrameTables {
 }
 
 impl FrameTables {
-    /// Opens them, if the caller may.
+    /// Opens both tables; `None` if the caller is not root.
     pub fn open() -> Option<Self> {
         Some(Self { counts: FrameTable::counts().ok()?, flags: FrameTable::flags().ok()? })
     }

@@ -13,9 +13,9 @@ use anyhow::Context;
 use lab::Image;
 use std::time::Instant;
 
-/// Numbers of guests of the short form.
+/// Numbers of guests that run at a time, one after the other, in the short form of the study.
 const SHORT: [usize; 4] = [1, 2, 4, 8];
-/// Numbers of guests of the full form.
+/// The same in the full form.
 const FULL: [usize; 5] = [1, 2, 4, 8, 12];
 /// End of the name of an arm in which ksmd passes over pages, as it does by itself.
 const SMART: &str = "-smart";

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const RATES: [u32; 2] = [50, 500];
 /// Interval between two looks.
 const LOOK: Duration = Duration::from_millis(250);
-/// Time in which a new rate counts as acting: that of a window in which pages are counted.
+/// Looks that are averaged to judge whether a new rate acts: 2.
 const WINDOW: usize = 2;
 /// Least time for which a rate must go on acting.
 const LASTS: Duration = Duration::from_secs(1);

@@ -63,7 +63,7 @@ fn give(
     Ok(done)
 }
 
-/// Gives the advice with index `N` of those that are carried out at once.
+/// Gives the advice number `N` of [`PASSING`]: advice that the kernel carries out at once and does not remember.
 pub fn passing<const N: usize>(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let (name, advice, access) = PASSING[N];
     let (from, pages) = worker.part(at);
