@@ -43,12 +43,17 @@ fn parse(text: &str) -> Result<Assurance, String> {
 /// Figures of a run.
 #[derive(Serialize)]
 struct Shown {
+    /// The policy of admission.
     policy: &'static str,
+    /// `true`: guests, balloons and storms are simulated, and the decisions are the balancer's own.
     simulated: bool,
     #[serde(flatten)]
     seen: Seen,
+    /// Median time of an answer, by the files of a service in a directory for temporary files.
     p50_ms: f64,
+    /// 99th percentile of these times.
     p99_ms: f64,
+    /// Guests in these files.
     members: usize,
 }
 

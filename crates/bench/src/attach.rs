@@ -70,21 +70,34 @@ enum On {
 /// The result.
 #[derive(Serialize)]
 struct Figures {
+    /// The program.
     on: On,
+    /// How often it was attached and detached. Each time, at least 1,000 pages were folded and 100 broken, and its
+    /// contents were checked.
     cycles: usize,
+    /// How long threads were stopped: one of them to put the agent in, all of them while mappings were replaced.
     stopped_us: Spread,
+    /// Time of a cycle, from one look at the program to the next.
     cycle_ms: Spread,
+    /// Parts of a cycle.
     phases_ms: Phases,
+    /// Mappings, threads and open files that were there after a cycle and not before. Of `qemu`, which changes these by
+    /// itself: those of the agent, and parts of the RAM of another kind than before.
     leftovers: usize,
+    /// The first 20 of these: lines of `maps`, `task TID`, `fd NUMBER`.
     left: Vec<String>,
+    /// System calls that were interrupted, and must not have been; `None` where the program does not count them.
     eintr: Option<u64>,
 }
 
 /// Parts of cycles.
 #[derive(Serialize)]
 struct Phases {
+    /// Until the agent was there.
     attach: Spread,
+    /// Until the pages were folded.
     fold: Spread,
+    /// Detaching.
     detach: Spread,
 }
 
@@ -100,8 +113,11 @@ struct Times {
 /// Times of one kind.
 #[derive(Serialize)]
 struct Spread {
+    /// Median.
     p50: u64,
+    /// 99th percentile.
     p99: u64,
+    /// Longest time.
     max: u64,
 }
 

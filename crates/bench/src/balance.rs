@@ -73,14 +73,19 @@ pub struct Args {
 /// The result.
 #[derive(Debug, Serialize)]
 struct Bench {
+    /// Guests under each policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     policies: Option<Vec<policies::Figures>>,
+    /// A break storm.
     #[serde(skip_serializing_if = "Option::is_none")]
     storm: Option<storm::Figures>,
+    /// Faults of balloons and guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<Vec<faults::Figures>>,
+    /// The cost while nothing happens.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle: Option<idle::Figures>,
+    /// First writes of a guest that was just given memory back.
     #[serde(skip_serializing_if = "Option::is_none")]
     stall: Option<Vec<stall::Figures>>,
 }

@@ -39,7 +39,9 @@ pub struct Args {
 /// The result of the bench.
 #[derive(Debug, Serialize)]
 struct Bench {
+    /// Number of guests.
     guests: u64,
+    /// Number of rounds; figures are medians over them.
     rounds: u32,
     /// Guests' memory in transparent huge pages, as VMMs hold guest RAM.
     huge_pages: Figures,
@@ -50,41 +52,62 @@ struct Bench {
 /// Results with one backing of the guests' memory. Bandwidths are GiB of guest memory a second.
 #[derive(Debug, Serialize)]
 struct Figures {
+    /// Pages of all guests.
     pages: u64,
+    /// Bandwidth of copying.
     memcpy_gib_per_s: f64,
+    /// Bandwidth of XXH3 alone.
     plain_xxh3_gib_per_s: f64,
+    /// Ways of taking the census.
     census: Vec<CensusFigures>,
     /// The census with one thread over a quarter, half and all of the guests.
     by_size: Vec<SizeFigures>,
+    /// Ratios of these.
     ratio: Ratios,
     /// Peak resident set of a census of all guests that runs in a process of its own.
     peak_rss_bytes: u64,
+    /// Memory of the index for one page.
     index_bytes_per_page: f64,
 }
 
+/// One way of taking the census.
 #[derive(Debug, Serialize)]
 struct CensusFigures {
+    /// Scanning threads.
     threads: usize,
+    /// The source of the bytes.
     read: census::ReadThrough,
+    /// Bound of the index; `None` without one.
     index_bound_bytes: Option<usize>,
+    /// Passes over the hash space.
     passes: u32,
+    /// Most memory that the index held.
     index_bytes: u64,
+    /// Time of the census.
     seconds: f64,
+    /// Bandwidth of the census.
     gib_per_s: f64,
+    /// Superfluous frames that it found.
     duplicate_pages: u64,
 }
 
+/// The census over some of the guests.
 #[derive(Debug, Serialize)]
 struct SizeFigures {
+    /// Number of guests.
     guests: usize,
+    /// Their pages.
     pages: u64,
+    /// Time for one page.
     us_per_page: f64,
 }
 
+/// Ratios of bandwidths and times.
 #[derive(Debug, Serialize)]
 struct Ratios {
     /// Bandwidth of the census with one thread, as a multiple of plain XXH3's.
     census_to_xxh3: f64,
+    /// The same as a multiple of copying's.
     census_to_memcpy: f64,
     /// Time with one thread, as a multiple of the time with two.
     two_threads_speedup: f64,

@@ -59,37 +59,54 @@ pub struct Args {
 struct Round {
     /// Rates while nobody merges: before ksmd's turn, and before Pagefold's.
     plain: [Rates; 2],
+    /// ksmd's turn.
     ksmd: Turn,
+    /// Pagefold's turn.
     pagefold: Turn,
+    /// Pagefold's figures over ksmd's.
     ratio: Ratios,
 }
 
 /// Pagefold's figures over ksmd's of the same round.
 #[derive(Serialize)]
 struct Ratios {
+    /// Pages saved when merging was stable.
     merged_idle: f64,
+    /// Mean of the pages saved under load.
     merged_under_load: f64,
+    /// Processor time until 99% was merged of what ksmd has merged in the end; `None` if that was not reached.
     cpu_to_99: Option<f64>,
+    /// The same of time.
     wall_to_99: Option<f64>,
+    /// Processor time while the containers are idle.
     idle_cpu: f64,
 }
 
 /// The result.
 #[derive(Serialize)]
 struct Bench {
+    /// Number of containers of each kind.
     containers: u32,
+    /// Their runtime: `lxc`.
     runtime: &'static str,
+    /// Seconds of each load.
     load_s: u64,
+    /// The single rounds.
     rounds: Vec<Round>,
+    /// Medians over the rounds.
     medians: Medians,
 }
 
 /// Medians over the rounds: of the ratios, and of Pagefold's rates over those while nobody merges.
 #[derive(Serialize)]
 struct Medians {
+    /// Of the ratios of pages saved when merging was stable.
     merged_idle: f64,
+    /// Of the ratios of pages saved under load.
     merged_under_load: f64,
+    /// Of Pagefold's transactions a second, over those while nobody merges.
     mariadb_over_plain: f64,
+    /// Of Pagefold's requests a second, over those while nobody merges.
     apache_over_plain: f64,
 }
 

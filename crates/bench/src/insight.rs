@@ -37,10 +37,15 @@ pub struct Args {
 /// Medians measured of one VM, in milliseconds.
 #[derive(Serialize)]
 struct Figures {
+    /// The guest.
     guest: String,
+    /// Release of its kernel.
     release: String,
+    /// Its memory.
     memory_bytes: u64,
+    /// Memory that the host backs.
     backed_bytes: u64,
+    /// Number of rounds; times are medians over them.
     rounds: u32,
     /// Look up the guest memory that the host backs.
     open_ms: f64,

@@ -101,6 +101,7 @@ pub struct Args {
 /// Figures of a workload.
 #[derive(Debug, Serialize)]
 struct Figures {
+    /// Its name.
     workload: &'static str,
     /// Median of the rounds' ratios of wall time per unit of work, member over not a member.
     ratio: f64,
@@ -108,14 +109,19 @@ struct Figures {
     ci95: Option<[f64; 2]>,
     /// Number of rounds.
     n: usize,
+    /// Bound of the ratio: 1.25 for storms, else 1.02.
     cap: f64,
+    /// Whether the interval is below the bound, above it, or has it inside.
     verdict: Verdict,
-    /// Fewest pages that were folded when the work began, in any round.
+    /// Fewest pages that were folded when the work began, in any round; of `discard`, on average over its passes.
     folded_pages: u64,
+    /// Fewest pages that had to be folded; 0 where nothing rests that is there twice.
     floor: u64,
+    /// Its unit of work, in words.
     unit: &'static str,
-    /// Seconds of a unit, by round.
+    /// Seconds of a unit while it was no member, by round.
     plain_s: Vec<f64>,
+    /// Seconds of a unit while it was a member, by round.
     member_s: Vec<f64>,
 }
 

@@ -67,7 +67,9 @@ pub struct Args {
 /// The result.
 #[derive(Default, Serialize)]
 struct Bench {
+    /// Guests of one image each, with a service in a control group that stands for the host.
     guests: Vec<asleep::Figures>,
+    /// Arms, each under one load.
     arms: Vec<arms::Figures>,
 }
 

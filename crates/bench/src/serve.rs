@@ -80,44 +80,63 @@ pub struct Args {
 /// The figures.
 #[derive(Debug, Serialize)]
 struct Figures {
+    /// Number of members.
     members: u32,
+    /// Number of groups.
     groups: u32,
     /// Requests that were timed while members started and were folded.
     requests: usize,
+    /// Median time of a request.
     api_p50_ms: f64,
+    /// 99th percentile of these times.
     api_p99_ms: f64,
     /// Processor time of the service's processes while nothing changes, in percent of a core; that of all agents.
     idle_cpu_percent: f64,
+    /// The same of all agents.
     idle_agents_cpu_percent: f64,
     /// Private memory of the service's processes without the indexes; the indexes and the workers' other tables.
     memory_mib: f64,
+    /// Indexes and other tables of the workers.
     index_mib: f64,
     /// Most tasks of the service's processes while members were folded.
     most_tasks: usize,
     /// The 99th percentile of requests while nothing else happens; the same beside a crowd, and how many times as long.
     alone_p99_ms: f64,
+    /// The same beside a crowd.
     crowd_p99_ms: f64,
+    /// How many times as long.
     crowd_ratio: f64,
     /// Requests timed beside the crowd, and answers that its clients with tokens got meanwhile.
     crowd_requests: usize,
+    /// Reads of answers by its clients that flood.
     crowd_answers: u64,
     /// Savings that the service shows, and by page frames.
     saved_bytes: i64,
+    /// Net savings by page frames.
     audit_saved_bytes: i64,
+    /// How far these two are apart.
     audit_difference_percent: f64,
     /// Savings that unfolding ends, as the service shows them, and by how much the host's free memory fell.
     unfolded_bytes: i64,
+    /// By how much the free memory of the host fell. It has copies of files in it, and free pages that processors keep
+    /// at hand.
     free_fell_bytes: i64,
+    /// How far these two are apart.
     free_difference_percent: f64,
+    /// Claims, and whether they hold.
     claims: Vec<Claim>,
 }
 
 /// A claim, and whether it holds.
 #[derive(Debug, Serialize)]
 struct Claim {
+    /// A field of the result.
     claim: &'static str,
+    /// Its value.
     value: f64,
+    /// The bound.
     bar: f64,
+    /// Whether the value is below the bound.
     holds: bool,
 }
 

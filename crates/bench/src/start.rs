@@ -107,16 +107,27 @@ fn parse_arm(text: &str) -> Result<&'static str, String> {
 /// Times of one guest, in ms: medians of the rounds.
 #[derive(Serialize)]
 struct One {
+    /// Image of the guest.
     image: Image,
+    /// Median time to an answer from inside a clone.
     clone_p50_ms: f64,
+    /// The same of a clone whose machine waited.
     warm_p50_ms: f64,
+    /// The same of the guest booted.
     boot_p50_ms: f64,
+    /// The same of the guest restored by copying its memory from a file.
     restore_p50_ms: f64,
+    /// The same of a clone that is put back.
     rollback_p50_ms: f64,
+    /// The same of the guest cloned by QEMU alone, which keeps the kernel it booted.
     stock_p50_ms: f64,
+    /// Ratio of the two times.
     clone_to_boot: f64,
+    /// Ratio of the two times.
     clone_to_restore: f64,
+    /// Ratio of the two times.
     clone_to_stock: f64,
+    /// Ratio of the two times.
     warm_to_clone: f64,
     /// Each round's times, in ms.
     rounds: Vec<Times>,
@@ -125,33 +136,51 @@ struct One {
 /// One round, in ms.
 #[derive(Clone, Copy, Serialize)]
 pub struct Times {
+    /// Booted.
     boot: f64,
+    /// Restored by copying.
     restore: f64,
+    /// Cloned by QEMU alone.
     stock: f64,
+    /// Cloned.
     clone: f64,
+    /// A machine that waited became a clone.
     warm: f64,
+    /// A clone was put back.
     rollback: f64,
 }
 
 /// Many guests at once.
 #[derive(Serialize)]
 struct Many {
+    /// Image of the guests.
     image: Image,
+    /// `clone`, `clone+fold` or `stock`. In `copy`, the memory of the template is copied as often, and nobody answers.
     arm: &'static str,
+    /// Number of guests.
     n: u32,
+    /// Seconds until all have answered.
     all_answered_s: f64,
+    /// Processor time of each.
     cpu_s_each: f64,
 }
 
 /// The result.
 #[derive(Default, Serialize)]
 struct Bench {
+    /// One guest at a time, by image.
     one: Vec<One>,
+    /// Many guests of one request.
     many: Vec<Many>,
+    /// The same guests some time after their start.
     density: Vec<Density>,
+    /// Guests at work, with `--work`.
     memory: Vec<Memory>,
+    /// Guests that were restored in a group that has their template, with `--restored`.
     restored: Vec<Restored>,
+    /// Guests that are wanted at the same time, with `--storm`.
     storm: Vec<Storm>,
+    /// Containers of a warmed-up program, with `--containers`.
     containers: Vec<Contained>,
 }
 

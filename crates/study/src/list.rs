@@ -11,25 +11,36 @@ use serde::Serialize;
 /// A study in the list.
 #[derive(Debug, Serialize)]
 struct Listed<'a> {
+    /// Its id.
     id: &'a str,
+    /// The paper.
     paper: &'a str,
+    /// The table, figure or section of the paper.
     #[serde(rename = "where")]
     place: &'a str,
+    /// The subject.
     what: &'a str,
+    /// Its priority: 1 is the highest.
     priority: u8,
+    /// Features of the host that it needs.
     needs: &'a [String],
+    /// Whether it can be run.
     available: bool,
+    /// Why it cannot be run; `None` if it can.
     why_not: Option<&'a str>,
-    /// Times of both forms in seconds, as measured once on one machine; absent if it cannot be run.
+    /// Time of its short form, by a turn's time as it was measured once; `None` where it cannot be run.
     short_seconds: Option<f64>,
+    /// The same of its full form.
     full_seconds: Option<f64>,
-    /// Whether there is a result among the documents.
+    /// Whether there is a result in docs/studies.md.
     result: bool,
+    /// Number of its predictions that are decided.
     decided: usize,
+    /// Number of its predictions that are not.
     undecided: usize,
-    /// The part of the paper's dose; absent without a result, or where the paper tells none.
+    /// The smallest part of the paper's dose; `None` without a result, or where the paper tells none.
     dose: Option<f64>,
-    /// Predictions that changed after a first result.
+    /// Number of predictions that changed after a first result.
     changed: usize,
 }
 

@@ -28,20 +28,23 @@ pub struct Seen {
     pub admitted: usize,
     /// Guests whose RAM is all of the host's above its least floor.
     pub by_limits: u64,
-    /// Requests, and those that were refused.
+    /// Requests for one to three guests.
     pub asked: u32,
+    /// Requests that were refused.
     pub refused: u32,
     /// Requests for which loans were withdrawn.
     pub after_withdrawal: u32,
     /// Promises that nobody used.
     pub lapsed: u32,
-    /// Guests that were killed for want of memory, and memory that would have been swapped out.
+    /// Guests that were killed for want of memory.
     pub kills: u32,
+    /// Memory beyond the host's.
     pub swap_bytes: u64,
-    /// Steps in which a guest had less than its guarantee.
+    /// Steps of 0.25 s in which a guest had less than its guarantee, for each such guest.
     pub below_guarantee: u64,
-    /// Storms of a group, and pauses.
+    /// Times at which a group wrote all its folded pages.
     pub storms: u32,
+    /// Pauses of guests.
     pub pauses: u32,
     /// Least memory that was available.
     pub least_available_bytes: u64,

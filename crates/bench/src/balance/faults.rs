@@ -33,6 +33,7 @@ const NEAR: u64 = 4 << 20;
 /// One fault.
 #[derive(Debug, Serialize)]
 pub struct Figures {
+    /// The fault: `no_driver`, `stopped`, `monitor_taken`, `keeps_frames`, `dies` or `takes_back`.
     what: &'static str,
     /// The state by which it was flagged.
     state: &'static str,

@@ -47,7 +47,9 @@ pub struct Figures {
     name: &'static str,
     /// Time of a write of 64 KiB.
     p50_us: u64,
+    /// 99th percentile of these times.
     p99_us: u64,
+    /// The longest of these times.
     longest_us: u64,
     /// Time of all of them.
     all_ms: u64,

@@ -27,8 +27,9 @@ pub struct Turn {
     pub processes: usize,
     /// Pages saved when merging was stable, by the merger's own account.
     pub merged_pages: u64,
-    /// Processor time and time until then.
+    /// Processor time until then.
     pub cpu_s: f64,
+    /// Time until then.
     pub wall_s: f64,
     /// Processor time a second while the containers are idle.
     pub idle_cpu_s_per_s: f64,
@@ -49,14 +50,18 @@ pub struct Turn {
 /// Rates over those while nobody merges.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct OverPlain {
+    /// Of transactions of sysbench.
     pub mariadb: f64,
+    /// Of requests of ab.
     pub apache: f64,
 }
 
 /// Processor time and time.
 #[derive(Clone, Copy, Serialize)]
 pub struct Cost {
+    /// Processor time, in seconds.
     pub cpu_s: f64,
+    /// Time, in seconds.
     pub wall_s: f64,
 }
 

@@ -49,15 +49,20 @@ pub struct Frames {
     resident: u64,
     /// Net savings, by page tables where these tell ([`Savings`]).
     pub saved: i64,
+    /// Different contents, zeros aside: each needs one frame.
     contents: u64,
     /// The merger's slots; absent for ksmd, which has none.
     #[serde(flatten)]
     slots: Option<Slots>,
+    /// Mapped slots with the content of another one.
     slots_alike: u64,
+    /// Private pages in mappings of the pool whose content a slot has.
     broken_equal_to_a_slot: u64,
     /// Of those, by reason.
     broken_by_reason: ByReason,
+    /// Other private pages whose content a slot has, or another private page, by the reason why they are not folded.
     duplicates_not_folded: ByReason,
+    /// Private pages of zeros.
     zero_resident: u64,
     /// Frames that the sum lacks, or has too many.
     unaccounted: i64,

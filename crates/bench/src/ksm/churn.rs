@@ -66,20 +66,27 @@ pub struct Worked {
     pub curve: Curve,
 }
 
+/// The result of `--churn`.
 #[derive(Debug, Serialize)]
 struct Churn {
+    /// Minutes of work.
     minutes: f64,
     /// Seconds that guests wait after each half of a pass; 0: they work flat out.
     pause_s: u16,
+    /// Pagefold's figures over ksmd's.
     ratio: Ratio,
+    /// The single rounds.
     rounds: Vec<Round>,
 }
 
 /// Pagefold's figures over ksmd's: medians over the rounds.
 #[derive(Debug, Serialize)]
 struct Ratio {
+    /// Of `mean_saved`.
     saved: f64,
+    /// Of `mean_merged_pages`.
     merged: f64,
+    /// Of `cpu_s`.
     cpu: f64,
 }
 

@@ -24,7 +24,7 @@ pub struct FramesOverTime {
     pub mean_resident: f64,
     /// Frames and net savings by page tables.
     saved_over_time: Vec<Saved>,
-    /// Where the frames are: the mean of the counts.
+    /// Where the frames are: the mean of the counts, with their fields but for `seconds`.
     pub frames: Value,
     /// The counts of the second half; the last one is at the end.
     frames_over_time: Vec<Counted>,

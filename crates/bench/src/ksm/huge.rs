@@ -77,10 +77,14 @@ struct Stage {
     huge_share: f64,
 }
 
+/// One turn of one side.
 #[derive(Debug, Serialize)]
 struct Turn {
+    /// The merger, or the setting of huge pages.
     side: &'static str,
+    /// Before merging.
     before: Stage,
+    /// With all equal pages merged.
     merged: Stage,
     /// With no two pages equal any more.
     differing: Stage,
@@ -94,23 +98,37 @@ struct Turn {
 /// Medians over the rounds; times as multiples of those before merging.
 #[derive(Debug, Serialize)]
 struct Side {
+    /// The merger, or the setting of huge pages.
     side: &'static str,
+    /// Nanoseconds per step before merging.
     step_ns_before: f64,
+    /// Time of a step with merged pages, as a multiple of that before merging.
     merged_over_before: f64,
+    /// Time of a step with no two pages equal any more, as a multiple of that before merging.
     differing_over_before: f64,
+    /// Share of the walkers' memory in huge pages before merging.
     huge_share_before: f64,
+    /// The same with merged pages.
     huge_share_merged: f64,
+    /// The same with no two pages equal any more.
     huge_share_differing: f64,
+    /// Pages saved by merging, as a share of the walkers' memory.
     saved_share: f64,
+    /// Seconds until the last huge page came back.
     #[serde(rename = "regained_after_s")]
     collapsed_after_s: f64,
 }
 
+/// The result of the bench.
 #[derive(Debug, Serialize)]
 struct Bench {
+    /// Memory of each walker.
     memory_bytes: u64,
+    /// Number of walkers.
     walkers: u64,
+    /// Medians of each side.
     sides: Vec<Side>,
+    /// The single turns.
     turns: Vec<Turn>,
 }
 

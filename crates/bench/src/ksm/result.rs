@@ -31,25 +31,32 @@ pub struct Ratios {
 /// One turn of each side.
 #[derive(Clone, Debug, Serialize)]
 pub struct Round {
+    /// ksmd's turn.
     ksmd: Turn,
+    /// Pagefold's turn.
     pagefold: Turn,
+    /// Pagefold's figures over ksmd's.
     ratio: Ratios,
 }
 
 /// The result of the bench.
 #[derive(Debug, Serialize)]
 pub struct Bench {
+    /// Image of the guests.
     image: Image,
+    /// Number of guests.
     guests: u64,
+    /// Memory of each guest.
     memory_bytes: u64,
+    /// Seconds for which idle guests are measured.
     steady_s: u64,
     /// Whether ksmd maps pages of zeros to the kernel's zero page.
     use_zero_pages: bool,
     /// Number of pages that can be merged at all, where that is known.
     superfluous_pages: Option<u64>,
-    /// Medians of ksmd's turns.
+    /// Medians of ksmd's turns, with the fields of a turn but for `curve`.
     pub ksmd: Value,
-    /// Medians of Pagefold's turns.
+    /// Medians of Pagefold's turns, in the same form.
     pub pagefold: Value,
     /// Medians of the ratios.
     pub ratio: Ratios,

@@ -41,49 +41,65 @@ impl Bar {
 pub struct Ratio {
     /// Median of the rounds.
     pub ratio: f64,
-    /// Interval that has the ratio with a probability of 95%; absent for one round.
+    /// Interval of the ratio by Student's t of the ratios' logarithms, 95%; `None` for one round.
     pub ci95: Option<[f64; 2]>,
-    /// Number of rounds.
+    /// Number of rounds that have both slices.
     pub n: usize,
-    /// Bound of the ratio.
+    /// Bound: of `p99` 1.05 (1.10 if saturated; the interval must end below 1.10), of `rate` at least 0.98, of
+    /// `cpu_us_per_op` 1.02, of `p99_over_ksmd` 1.
     pub bar: f64,
+    /// Whether ratio and interval keep the bound.
     pub verdict: Verdict,
 }
 
 /// Ratios of an arm to `off`.
 #[derive(Clone, Debug, Serialize)]
 pub struct OverOff {
+    /// Of the 99th percentiles.
     pub p99: Ratio,
     /// Below 1 where fewer operations ended.
     pub rate: Ratio,
+    /// Of the processor time per operation.
     pub cpu_us_per_op: Ratio,
 }
 
 /// Figures of a load in members of one kind, on a host with one load, in one arm. Times are in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// `redis`, `ticker`, `postgres` or `web`.
     pub load: &'static str,
+    /// How its programs became members.
     pub member: Member,
+    /// Load of the host.
     pub host: Host,
+    /// `off`: nothing is folded. `folding`: on the way from there until no more is folded. `on`: pages that rest are
+    /// folded. `rounds`: pages that rested are folded, and the agents' rounds go on, which write-protect. `still`:
+    /// pages that rested are folded, and agents rest. `ksmd`: the kernel's own merger at 50,000 pages a second.
     pub arm: &'static str,
-    /// Of percentiles the medians of the slices.
+    /// Median of the slices' medians; in a guest, by its own clock.
     pub p50: f64,
+    /// The same of 99th percentiles.
     pub p99: f64,
+    /// The same of 99.9th percentiles.
     pub p999: f64,
     /// The longest of all slices.
     pub max: f64,
+    /// Operations that ended in a second: median of the slices, as the next two.
     pub rate: f64,
+    /// Processor time of the load's programs, without their agents, per operation; of a guest, all of QEMU's.
     pub cpu_us_per_op: f64,
-    /// Of the whole group, when slices ended.
+    /// Net savings of the whole group; in the arm `ksmd`, its `general_profit`, for the whole host.
     pub saved_bytes: f64,
     /// Interval of the ratio of 99th percentiles to `off`.
     pub ci95: Option<[f64; 2]>,
-    /// Absent for `off`, and where there is no such arm.
+    /// Ratios to `off`; `None` for `off`, and where there is no such arm.
     pub over_off: Option<OverOff>,
-    /// Ratio of 99th percentiles to those of ksmd; of `on` alone.
+    /// Ratio of the 99th percentiles of `on` to those of `ksmd`; else `None`.
     pub p99_over_ksmd: Option<Ratio>,
-    /// Verdict on the longest time; of tickers in `on` alone.
+    /// Of `ticker` in `on`: whether `max` is below 10 ms, or 30 ms where threads are stopped (`attached`). `None` for
+    /// other rows.
     pub longest: Option<Verdict>,
+    /// The slices, of which each ratio takes two of the same round.
     pub slices: Vec<Slice>,
 }
 

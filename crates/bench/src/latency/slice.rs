@@ -40,27 +40,36 @@ pub struct Own {
 pub struct Slice {
     /// The round, from 1 on.
     pub round: u32,
+    /// Its length.
     pub seconds: f64,
     /// Number of operations that were due in it.
     pub operations: usize,
+    /// Median of the times of operations.
     pub p50: f64,
+    /// 99th percentile of these.
     pub p99: f64,
+    /// 99.9th percentile of these.
     pub p999: f64,
+    /// The longest of these.
     pub max: f64,
     /// Operations that ended in it, a second.
     pub rate: f64,
+    /// Processor time of the load's programs per operation.
     pub cpu_us_per_op: f64,
-    /// Time in which the load's threads could have run, and waited for a processor.
+    /// Time in which threads of the load's programs, but not their agents', could have run, and waited for a processor.
     pub waited_us_per_op: f64,
+    /// Page faults of these programs that needed no disk.
     pub faults_per_op: f64,
-    /// Processor time of folding, in percent of one processor.
+    /// Processor time of agents, worker, prover, supervisor, helpers of attached programs, and ksmd in its arm, in
+    /// percent of one processor.
     pub folding_cpu_percent: f64,
-    /// When it began, and when it ended.
+    /// Pages of members that map a slot, at its begin and end; in the arm `ksmd`, pages that it has merged.
     pub folded_pages: [u64; 2],
-    /// When it ended.
+    /// Pages at its end that were written since they were folded.
     pub broken_pages: u64,
     /// Number of folds in it.
     pub folds: u64,
+    /// Net savings at its end.
     pub saved_bytes: i64,
 }
 

@@ -68,6 +68,7 @@ pub struct Sizes {
 /// Work and frames at one time.
 #[derive(Clone, Debug, Serialize)]
 struct Point {
+    /// Frames of all guests together, in pages.
     frames: u64,
     /// Work in a second: see `load.rs`.
     rate: f64,
@@ -80,7 +81,9 @@ struct Point {
 /// Figures of an arm under a load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
+    /// `zram`, `fold+zram`, `ksmd+zram` or `reclaim` (no swap).
     name: &'static str,
+    /// `idle`, `oltp`, `web` or `mixed`.
     load: &'static str,
     /// Least frames with which all guests together do nine tenths of the work, in pages.
     frames: u64,

@@ -61,51 +61,60 @@ pub struct Herd {
 /// Guests of one image.
 #[derive(Serialize)]
 pub struct Figures {
+    /// Image of the guests.
     image: Image,
+    /// Number of guests.
     n: usize,
-    /// Whether they are clones of one guest.
+    /// Whether they are clones of one, or each was booted (`--boot`).
     cloned: bool,
     /// Seconds until all had started and were parked.
     parked_s: f64,
-    /// RAM that each guest holds alone in frames: before, and parked.
+    /// RAM that each guest holds alone in frames, before it is parked.
     before_mib_each: f64,
+    /// The same while it is parked.
     mib_each: f64,
     /// The part of the pool's frames that falls to each guest when all are parked. The template of clones is in the pool.
     pool_mib_each: f64,
     /// Private memory of each guest's VMM in frames beside the RAM, when all are parked.
     vmm_mib_each: f64,
+    /// Memory of each guest in swap.
     swapped_mib_each: f64,
     /// Frames that zram takes for them.
     zram_mib_each: f64,
     /// Longest time of folding what is equal, in seconds, of 25 guests together.
     folded_s: f64,
-    /// Why folding was not over, of the first guest with which it was not.
+    /// Why folding was not over when the wait for it ended, of the first guest with which it was not.
     not_folded: Option<String>,
     /// Why private memory stays in frames.
     problem: Option<String>,
-    /// Time of an answer from inside before any guest was parked.
+    /// Time of an answer before any guest was parked: by a shell at the console of `tiny`, by MariaDB in `debian`.
     awake_p50_ms: f64,
     /// Time from the beginning of the wake until the VMM has been told to go on.
     resume_p50_ms: f64,
-    /// Time from the beginning of the wake to an answer from inside.
+    /// Time from the beginning of a wake to an answer, of guests that are woken alone.
     wake_p50_ms: f64,
+    /// 99th percentile of these times.
     wake_p99_ms: f64,
+    /// Guests that are woken at once.
     at_once: Option<AtOnce>,
 }
 
 /// Guests that were woken at once.
 #[derive(Serialize)]
 struct AtOnce {
+    /// Number of guests.
     n: usize,
     /// Guests that have answered.
     answered: usize,
     /// Time from the common beginning to the answers.
     p50_ms: f64,
+    /// 99th percentile of these times.
     p99_ms: f64,
     /// The latter over the p50 of guests that were woken alone.
     p99_to_lone_p50: f64,
     /// Memory of the host, and the part of it that was left before.
     host_mib: f64,
+    /// Memory of the host that was free before.
     spare_mib: f64,
     /// Processes of the host that were killed for want of memory.
     kills: u64,

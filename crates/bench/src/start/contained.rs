@@ -40,6 +40,7 @@ const ALL: f64 = 0.99;
 pub struct Contained {
     /// `zygote`, `restored` or `lxc`.
     pub arm: &'static str,
+    /// Number of containers.
     pub n: u32,
     /// From the beginning of the first start until all were ready; absent of copies, which were made of containers that ran.
     pub all_answered_s: Option<f64>,
@@ -54,6 +55,7 @@ pub struct Contained {
 /// Containers some time after `pagefold attach` began.
 #[derive(Serialize)]
 pub struct Attached {
+    /// Time since attaching began.
     pub seconds: u64,
     /// Frames of all and of the pool, for each container.
     pub bytes_each: f64,

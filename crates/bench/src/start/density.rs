@@ -17,8 +17,11 @@ const MIB: f64 = (1 << 20) as f64;
 /// Memory of each of many guests.
 #[derive(Serialize)]
 pub struct Density {
+    /// Image of the guests.
     pub image: Image,
+    /// As in `many`.
     pub arm: &'static str,
+    /// Number of guests.
     pub n: u32,
     /// Seconds since all had answered.
     pub seconds: u64,

@@ -45,8 +45,11 @@ const LEAST_RAM: u64 = 32 << 20;
 /// Memory at one time of an arm.
 #[derive(Serialize)]
 pub struct Memory {
+    /// Image of the guests.
     pub image: Image,
+    /// `clone`, `merge` (restored by copying, and strangers to any template), `clone+ksmd` or `clone+fold`.
     pub arm: &'static str,
+    /// Number of guests.
     pub n: u32,
     /// Since the work began.
     pub seconds: u64,

@@ -22,7 +22,9 @@ const ALL: f64 = 0.995;
 /// Guests that were restored by copying.
 #[derive(Serialize)]
 pub struct Restored {
+    /// Image of the guests.
     pub image: Image,
+    /// Number of guests.
     pub n: u32,
     /// Time until all had answered.
     pub all_answered_s: f64,

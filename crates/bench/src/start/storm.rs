@@ -23,8 +23,11 @@ const ARMS: [&str; 4] = ["boot", "restore", "clone", CONTAINER];
 /// A storm.
 #[derive(Serialize)]
 pub struct Storm {
+    /// Image of the guests.
     pub image: Image,
+    /// `boot`, `restore`, `clone` or `container` (on a directory that all share).
     pub arm: &'static str,
+    /// Number of guests.
     pub n: u32,
     /// Until the last has answered.
     pub all_answered_s: f64,

@@ -127,9 +127,12 @@ pub struct DetachArgs {
 /// A process that was detached.
 #[derive(Serialize)]
 struct Detached {
+    /// The process.
     pid: u32,
+    /// The group that it was a member of.
     group: String,
-    /// Pairs of neighbouring mappings that are alike, and that the kernel does not merge (see [`left::seams`]).
+    /// Places where neighbouring mappings are alike and apart. The kernel joins none that a process has moved (`mremap`,
+    /// `realloc`) or has from its parent.
     seams: usize,
 }
 

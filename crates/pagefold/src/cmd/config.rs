@@ -42,9 +42,13 @@ struct CheckArgs {
 /// A configuration that can be meant.
 #[derive(Serialize)]
 struct Checked {
+    /// The file.
     file: String,
+    /// Names of the groups.
     groups: Vec<String>,
+    /// Number of enrol rules.
     rules: usize,
+    /// The web side; `None` without `[api]`.
     http: Option<Http>,
     /// Parts that are valid, and yet dangerous or without effect on this host as it is.
     doubts: Vec<String>,
@@ -53,8 +57,11 @@ struct Checked {
 /// The web side of a configuration.
 #[derive(Serialize)]
 struct Http {
+    /// The address at which it listens; `None`: at its Unix socket alone.
     listen: Option<String>,
+    /// Names of the tokens.
     tokens: Vec<String>,
+    /// Whether it takes changes of settings.
     control: bool,
 }
 

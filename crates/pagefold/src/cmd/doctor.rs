@@ -64,7 +64,9 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 /// All that `--json` prints.
 #[derive(Serialize)]
 struct Found<'a> {
+    /// Features of the host and of each guest.
     checks: &'a [Check],
+    /// Known faults of kernels in moving pages and in finding written ones.
     kernel_faults: &'a [KernelFault],
 }
 

@@ -29,7 +29,9 @@ pub struct Args {
 /// The footprints, in the shape that `--json` prints.
 #[derive(Serialize)]
 struct Measured {
+    /// One entry a guest.
     guests: Vec<Footprint>,
+    /// Processes of guests that could not be read in full.
     partial: Vec<Partial>,
 }
 

@@ -95,12 +95,20 @@ struct Weighed {
 /// The output of `--dry-run --json`.
 #[derive(Serialize)]
 struct Predicted<'a> {
+    /// The guest.
     guest: &'a str,
+    /// The destination.
     to: &'a str,
+    /// Memory that this host gets back: private frames of the guest's processes, and slots that nobody else maps.
     frees_bytes: u64,
+    /// Memory that the guest's RAM takes there before anything is folded there, less `already_there_bytes`: zeros aside, but
+    /// whole huge pages, where this host gives them.
     costs_bytes: u64,
+    /// The part of the guest's RAM that guests of its group hold there, by `--sketch`; `None` if that is not known.
     already_there_bytes: Option<u64>,
+    /// Time that the move takes; `None` where nothing bounds the stream.
     seconds: Option<f64>,
+    /// Time for which the guest stands still; `None` where nothing bounds the stream.
     downtime_ms: Option<u64>,
 }
 

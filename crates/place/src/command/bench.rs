@@ -63,26 +63,42 @@ pub struct KindsArgs {
 /// The output of `--json`.
 #[derive(Serialize)]
 struct Report {
+    /// Number of hosts.
     hosts: usize,
+    /// Number of guests.
     guests: usize,
+    /// Number of tenants.
     tenants: usize,
+    /// Part of the folded pages for which room is kept.
     storm_percent: u8,
+    /// Time of a plan with all policies.
     plan_s: f64,
+    /// Memory that folding reaches, zeros aside.
     held_bytes: u64,
+    /// Zero pages.
     zero_bytes: u64,
+    /// Contents that one guest holds more than once.
     inside_bytes: u64,
+    /// Memory that folding saves where the guests are, zero pages aside.
     now_saved_without_zero_bytes: u64,
+    /// Plans.
     policies: Vec<OfPolicy>,
+    /// With `--day`: guests arrive and leave over 24 hours, and none is moved.
     days: Vec<Day>,
+    /// With `--parquet`: other engines.
     engines: Vec<OfEngine>,
+    /// With `--moved`: moves of real guests.
     predicted: Vec<Predicted>,
 }
 
 /// A move of real guests.
 #[derive(Clone, Debug, Serialize)]
 struct Predicted {
+    /// The guest that moves.
     moved: String,
+    /// Bytes that its move saves by the plan.
     predicted_bytes: u64,
+    /// The same by page frames.
     audited_bytes: u64,
 }
 
@@ -94,22 +110,33 @@ fn parse_predicted(text: &str) -> Result<Predicted, String> {
     Ok(Predicted { moved: parts.next().unwrap_or_default().to_owned(), predicted_bytes, audited_bytes })
 }
 
+/// The plan of one policy.
 #[derive(Serialize)]
 struct OfPolicy {
+    /// The policy.
     name: Policy,
+    /// Hosts that have guests.
     hosts_needed: usize,
+    /// Guests that are placed nowhere.
     without_room: usize,
+    /// Hosts that have guests where zero pages are not given back.
     hosts_needed_with_zero_kept: usize,
+    /// Memory that folding saves.
     saved_bytes: u64,
+    /// The same, zero pages aside.
     saved_without_zero_bytes: u64,
     /// Part of the savings without zero pages that guests have by themselves.
     inside_share: f64,
 }
 
+/// The answer of another engine.
 #[derive(Serialize)]
 struct OfEngine {
+    /// The engine.
     name: &'static str,
+    /// Memory that folding saves, by its answer.
     saved_bytes: u64,
+    /// Time of the answer.
     seconds: f64,
 }
 

@@ -30,9 +30,12 @@ pub struct Args {
     json: bool,
 }
 
+/// Groups that could be one.
 #[derive(Serialize)]
 struct Printed<'a> {
+    /// Number of guests that were looked at.
     guests: usize,
+    /// Pairs of groups, by what making them one would save.
     suggestions: &'a [Suggestion],
 }
 

@@ -11,8 +11,11 @@ use std::fmt::Write as _;
 /// An answer of `status`, `plan` and `explain`.
 #[derive(Serialize)]
 pub struct Answer<'a> {
+    /// Facts of host, groups and guests. Claims of a guest are bounded by what the host knows.
     pub facts: &'a Facts,
+    /// Memory to lend.
     pub budget: Budget,
+    /// Memory for the case that every folded page breaks.
     pub reserve: Reserve,
     /// The guest that is proposed for another host, if one is.
     pub proposal: Option<Proposed>,
@@ -27,23 +30,33 @@ pub struct Answer<'a> {
 /// Prices of memory, and wishes of the policy.
 #[derive(Serialize)]
 pub struct Explained {
+    /// Memory that guests could give, the cheapest first.
     offers: Vec<ShownOffer>,
+    /// Sizes that the policy wants for guests.
     wishes: Vec<ShownWish>,
     /// Memory that balloons keep from guests that report free pages, if the policy `reporting` is the better one.
     reporting_better_by_bytes: Option<u64>,
 }
 
+/// Memory of one price that a guest could give.
 #[derive(Serialize)]
 struct ShownOffer {
+    /// The guest.
     guest: String,
+    /// The price.
     tier: price::Tier,
+    /// The memory.
     bytes: u64,
+    /// The part of `bytes` that the host gets as spare memory.
     part_freed: f64,
+    /// The part of `bytes` that the host gets as frames.
     part_in_frames: f64,
 }
 
+/// The size that the policy wants for a guest.
 #[derive(Serialize)]
 struct ShownWish {
+    /// The guest.
     guest: String,
     #[serde(flatten)]
     wish: Wish,
@@ -65,8 +78,11 @@ pub struct Answered {
 pub struct Done<'a> {
     /// Seconds since the host started.
     pub at_s: u64,
+    /// The plan.
     pub plan: &'a Plan,
+    /// The end of each of its steps.
     pub outcomes: &'a [Outcome],
+    /// State of each guest's balloon driver, by id.
     pub drivers: BTreeMap<&'a str, DriverState>,
     #[serde(flatten)]
     pub answered: &'a Answered,
