@@ -12,7 +12,6 @@
 mod churn;
 mod containers;
 mod ksm;
-mod markers;
 mod record;
 mod table;
 
@@ -22,7 +21,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::files;
+use crate::{files, markers};
 use record::Record;
 
 /// The document with the tables.
@@ -42,8 +41,8 @@ pub struct Report {
 /// Makes every table of the document anew, and writes it unless it is only to be checked.
 pub fn update(root: &Path, only_check: bool) -> Result<Report> {
     let text = files::read(root, DOCUMENT)?;
-    let rendered =
-        markers::fill(&text, |name| table_of(root, name)).with_context(|| format!("cannot use {DOCUMENT}"))?;
+    let rendered = markers::fill(&text, "figures", |name| table_of(root, name))
+        .with_context(|| format!("cannot use {DOCUMENT}"))?;
     let is_written = !only_check && !rendered.stale.is_empty();
     if is_written {
         fs::write(root.join(DOCUMENT), &rendered.text).with_context(|| format!("cannot write {DOCUMENT}"))?;

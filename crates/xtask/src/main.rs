@@ -1,9 +1,10 @@
-//! Checks of the source tree, `./x structure`, `./x words` and `./x figures`; its tests; and `./x bench guard`.
+//! Checks of the source tree, `./x structure`, `./x words`, `./x figures` and `./x formats`; its tests; and `./x bench guard`.
 //!
 //! ```text
 //!  .rs files --> rust (tokens, comments) ----------------------------------> words: findings
 //!  .md files ----------------------------------------------------------------^
 //!  cargo metadata, table in ARCHITECTURE.md, .rs files --------------------> structure: rooms, problems
+//!  .rs files --> rust (tokens) --> formats::types --------------------------> formats: tables in docs/formats.md
 //!  raw output of benches in docs/figures ----------------------------------> figures: tables in docs/performance.md
 //!  output of a bench, docs/figures/guard.json -----------------------------> guard: whether folding has become dearer
 //! ```
@@ -14,8 +15,10 @@
 
 mod figures;
 mod files;
+mod formats;
 mod graph;
 mod guard;
+mod markers;
 mod rust;
 mod structure;
 mod suite;
@@ -57,6 +60,12 @@ enum Command {
     },
     /// Tables of docs/performance.md, from raw output of benches in docs/figures
     Figures {
+        /// Write nothing, and fail if a table differs
+        #[arg(long)]
+        check: bool,
+    },
+    /// Tables of docs/formats.md, from the types that are printed as JSON
+    Formats {
         /// Write nothing, and fail if a table differs
         #[arg(long)]
         check: bool,
@@ -112,6 +121,11 @@ fn run(command: &Command) -> Result<bool> {
             let report = figures::update(root, *check)?;
             print(&report.to_string())?;
             Ok(!*check || report.stale.is_empty())
+        }
+        Command::Formats { check } => {
+            let stale = formats::update(root, *check)?;
+            print(&formats::told(&stale, *check))?;
+            Ok(!*check || stale.is_empty())
         }
         Command::Guard { output, date, commit, write } => {
             let report = guard::compare(root, output, (date, commit), *write)?;

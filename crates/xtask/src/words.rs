@@ -5,15 +5,13 @@
 
 mod names;
 
-use crate::rust::{self, Line};
-use crate::{files, to_json};
+use crate::rust::{self, ALLOW, Line};
+use crate::{files, formats, markers};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The end of a comment that allows a phrase on its line, or on the next one.
-pub const ALLOW: &str = "words: allow";
 /// Directory of the notebook: records of the past, for which no rule is.
 const NOTEBOOK: &str = "docs/notebook/";
 
@@ -82,7 +80,7 @@ pub fn check(root: &Path, paths: &[String]) -> Result<Vec<Finding>> {
 /// They cannot be written as JSON.
 pub fn told(findings: &[Finding], json: bool) -> Result<String> {
     if json {
-        return to_json(&findings);
+        return Ok(serde_json::to_string_pretty(&findings)? + "\n");
     }
     let line = |finding: &Finding| format!("{}:{}: {}: {}\n", finding.file, finding.line, finding.rule, finding.text);
     let lines: String = findings.iter().map(line).collect();
@@ -132,14 +130,24 @@ fn check_file(file: &str, text: &str) -> Result<Vec<Finding>> {
             found.extend(riddle.map(|riddle| (test.line, "test-name", format!("{} begins with {riddle}", test.name))));
         }
     } else {
-        let lines: Vec<Line> = text.lines().zip(1..).map(|(text, number)| Line { number, text: text.into() }).collect();
-        found = in_prose(&lines, file != "CHANGELOG.md");
+        found = in_prose(&written_lines(text), file != "CHANGELOG.md");
     }
     let lines: Vec<&str> = text.lines().collect();
     let ends_so = |line: &&str| line.trim_end().trim_end_matches("-->").trim_end().ends_with(ALLOW);
     let is_allowed = |line: usize| lines[line.saturating_sub(2)..line.min(lines.len())].iter().any(ends_so);
     let found = found.into_iter().filter(|(line, ..)| !is_allowed(*line));
     Ok(found.map(|(line, rule, text)| Finding { file: file.into(), line, rule, text }).collect())
+}
+
+/// The lines of a document without tables that are made of comments of types: the comments themselves are checked.
+fn written_lines(text: &str) -> Vec<Line> {
+    let mut is_made = false;
+    let mut is_written = |line: &str| {
+        is_made = (is_made || markers::begun(line, formats::KIND).is_some()) && !markers::ends(line);
+        !is_made
+    };
+    let lines = text.lines().zip(1..).filter(|(line, _)| is_written(line));
+    lines.map(|(text, number)| Line { number, text: text.into() }).collect()
 }
 
 /// A line, the name of a rule, and the words that break it.
@@ -242,6 +250,7 @@ mod tests {
         assert_eq!(found("docs/a.md", "Whoever `a\nb` waits, whoever.\n"), [(1, "vague"), (2, "vague")]);
         assert!(found("docs/a.md", "`./x` is the one door.\n").is_empty());
         assert_eq!(found("docs/a.md", "One door.\n"), [(1, "term")]);
+        assert_eq!(found("docs/a.md", "<!-- type: a -->\nghost\n<!-- end -->\nghost\n"), [(4, "term")]);
     }
 
     #[test]
