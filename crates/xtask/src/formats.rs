@@ -87,7 +87,7 @@ impl All {
     }
 
     fn table<'a>(&'a self, of: &'a Type, queue: &mut Vec<&'a Type>) -> Result<String> {
-        let mut out = format!("**`{}`** - {}\n\n", of.name, of.docs);
+        let mut out = format!("**`{}`** - {}\n\n", self.shown(of), of.docs);
         if of.kind == Kind::Words {
             out += "| word | meaning |\n|---|---|\n";
             for part in &of.parts {
@@ -163,9 +163,16 @@ impl All {
                 if !queue.iter().any(|known| std::ptr::eq(*known, of)) {
                     queue.push(of);
                 }
-                Ok(format!("`{}`", of.name))
+                Ok(format!("`{}`", self.shown(of)))
             }
         }
+    }
+
+    /// The name of a type; with its module, where its crate has several types of that name.
+    fn shown(&self, of: &Type) -> String {
+        let is_alike = |t: &&Type| t.name == of.name && crate_of(&t.file) == crate_of(&of.file);
+        let is_only = self.types.iter().filter(is_alike).count() == 1;
+        if is_only { of.name.clone() } else { format!("{}::{}", stem(&of.file), of.name) }
     }
 
     /// The type that a name means in the file of another one.

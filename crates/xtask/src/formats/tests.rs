@@ -52,6 +52,8 @@ type Pairs = [(u32, f64); 2];
 
 struct Unwritten;
 ";
+/// A file of the same crate with a type of the same name as one in [`TYPES`].
+const WORD: &str = "#[derive(Serialize)]\nstruct Word {}\n";
 const SHARED: &str = "/// Shared.\n#[derive(Serialize)]\npub struct Shared {\n    /// A.\n    a: bool }\n";
 const MADE: &str = "
 **`Whole`** - All of it, as `Other` has it.
@@ -60,11 +62,11 @@ const MADE: &str = "
 |---|---|---|
 | `called` | text or null | A name; `null`: unknown. One of `a\\|b`. Left out where there is none. |
 | `pairs` | list (2) of \\[integer, number\\] | Pairs. |
-| `word` | `Word` | How. |
+| `word` | `lib::Word` | How. |
 | `either` | integer or text | Either. |
 | `shared` | object of list of `Shared` by name | By name. |
 
-**`Word`** - A word.
+**`lib::Word`** - A word.
 
 | word | meaning |
 |---|---|
@@ -87,6 +89,7 @@ fn root(types: &str) -> tempfile::TempDir {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("lib.rs"), text).unwrap();
     }
+    fs::write(root.path().join("crates/a/src/more.rs"), WORD).unwrap();
     fs::create_dir(root.path().join("docs")).unwrap();
     fs::write(root.path().join(DOCUMENT), "# A\n\n<!-- type: a/src/lib.rs Whole -->\n<!-- end -->\n").unwrap();
     root
