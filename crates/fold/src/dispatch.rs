@@ -3,11 +3,12 @@
 
 use crate::plan::Planner;
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, State, places};
+use crate::transition::Event;
 use page::{HostVirt, PageRange, PoolSlot};
 use wire::{DONATION_PAGES, FOLD_PAGES, FoldRun, Target};
 
-/// Pages that a member is asked to show, and the slots for their bytes. The slots are held until the answer.
+/// Pages that a member is asked to show, and the slots for their bytes, a hold each until the answer.
 #[derive(Debug, Default)]
 pub struct Donation {
     pub(crate) slots: Vec<PoolSlot>,
@@ -61,10 +62,9 @@ impl Planner {
                     return donation;
                 }
                 let page = PageRef::new(chunk, place);
-                let slot = PoolSlot::from_bits(self.table.slot(page));
-                self.table.clear(page, Mark::Donor);
-                self.pool.hold(slot);
-                donation.push(self.table.chunk(chunk).address(place), slot);
+                if let Some(slot) = self.advance(page, Event::AskBytes) {
+                    donation.push(self.table.address(page), slot);
+                }
             }
             self.table.unqueue(chunk, Queue::Donations);
             self.place(member).donations.remove(&number);
@@ -77,10 +77,7 @@ impl Planner {
         let (mut runs, mut room) = (Vec::new(), FOLD_PAGES);
         while let Some(number) = self.place(member).folds.first().copied() {
             if let Some(chunk) = self.place(member).chunks.get(&number).copied() {
-                let before = room;
-                let all = self.chunk_folds(chunk, &mut runs, &mut room);
-                self.place(member).sent += (before - room) as u64;
-                if !all {
+                if !self.chunk_folds(chunk, &mut runs, &mut room) {
                     break;
                 }
                 self.table.unqueue(chunk, Queue::Folds);
@@ -94,26 +91,17 @@ impl Planner {
     fn chunk_folds(&mut self, chunk: u32, runs: &mut Vec<FoldRun>, room: &mut usize) -> bool {
         for place in places(self.table.chunk(chunk).all(Mark::Wanted)) {
             let page = PageRef::new(chunk, place);
-            let target = if self.table.is(page, Mark::Zero) {
-                Target::Zero
-            } else {
-                let slot = PoolSlot::from_bits(self.table.slot(page));
-                if self.pool.state(slot) != SlotState::Live {
-                    // `became_live` queues the page when the slot is filled.
-                    continue;
-                }
-                Target::Slot(slot)
-            };
+            let State::Wanted(target) = self.table.state(page) else { continue };
+            // `became_live` queues the page when the slot is filled.
+            if matches!(target, Target::Slot(slot) if self.pool.state(slot) != SlotState::Live) {
+                continue;
+            }
             if *room == 0 {
                 return false;
             }
             *room -= 1;
-            if let Target::Slot(slot) = target {
-                self.pool.show(slot);
-            }
-            self.table.clear(page, Mark::Wanted);
-            self.table.mark(page, Mark::Sent);
-            push(runs, self.table.chunk(chunk).address(place), target);
+            self.advance(page, Event::AskFold);
+            push(runs, self.table.address(page), target);
         }
         true
     }

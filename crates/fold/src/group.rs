@@ -266,8 +266,8 @@ impl Group {
         };
         self.event(format!("member {} (pid {}) {why}{lives}", member.identity.name, member.identity.pid));
         let has_departed = self.departed.iter().any(|departed| departed.is_of(&member.identity));
-        if has_departed || !left.slots.is_empty() || member.leases.is_waiting() {
-            self.departed.push(DepartedMember::new(member.identity, member.uid, member.leases, left.slots));
+        if has_departed || !left.is_empty() || member.leases.is_waiting() {
+            self.departed.push(DepartedMember::new(member.identity, member.uid, member.leases, left));
         }
     }
 

@@ -12,11 +12,11 @@
 //! any other slot.
 
 use crate::plan::Planner;
-use crate::segment::SlotState;
-use crate::settle::{Lie, NotBooked};
+use crate::settle::NotBooked;
 use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef};
-use page::{HostVirt, PoolSlot};
-use std::collections::{BTreeMap, HashMap};
+use crate::transition::{Event, Lie};
+use page::PoolSlot;
+use std::collections::BTreeMap;
 use wire::SlotRun;
 
 /// Most ranges of homes of a member: 256 GiB of memory take 1024.
@@ -38,7 +38,7 @@ impl Homes {
     }
 
     /// The ranges: first page, page behind, and home of the first page.
-    fn ranges(&self) -> impl Iterator<Item = (u64, u64, PoolSlot)> {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64, PoolSlot)> {
         self.0.iter().map(|(first, (end, slot))| (*first, *end, *slot))
     }
 
@@ -76,26 +76,19 @@ impl Planner {
                 self.forget(page);
             }
         }
-        let mut mapped = 0;
-        for slot in (0..run.pages).filter_map(|n| run.slot.add(n.into())) {
-            if self.pool.state(slot) == SlotState::Live {
-                self.pool.hold(slot);
-                self.pool.show(slot);
-                self.pool.refer(slot);
-                mapped += 1;
-            }
-        }
+        let before = self.place(member).mapped;
+        (0..run.pages).filter_map(|n| run.slot.add(n.into())).for_each(|slot| self.came_home(member, slot));
         let place = self.place(member);
-        place.mapped += mapped;
         place.homes.0.insert(first, (end, run.slot));
+        let is_any = place.mapped > before;
         self.look_again();
-        Ok(self.policy.intra_member_only && mapped > 0)
+        Ok(self.policy.intra_member_only && is_any)
     }
 
     /// Books that pages which were away show their homes again, because the member has discarded their private copies.
     /// If members are to share nothing, returns whether the member shares these slots with others.
     fn back_home(&mut self, member: MemberId, run: SlotRun) -> bool {
-        let mut is_any = false;
+        let before = self.place(member).mapped;
         for n in 0..run.pages {
             let (page, home) = (self.page_at(member, run.start.add_pages(n.into())), run.slot.add(n.into()));
             let (Some(page), Some(home)) = (page, home) else { continue };
@@ -104,13 +97,9 @@ impl Planner {
                 continue;
             }
             self.forget(page);
-            if self.pool.state(home) == SlotState::Live {
-                self.pool.hold(home);
-                self.came_home(page, home);
-                is_any = true;
-            }
-            self.table.clear(page, Mark::Away);
+            self.advance(page, Event::Home(home));
         }
+        let is_any = self.place(member).mapped > before;
         self.look_again();
         self.policy.intra_member_only && is_any
     }
@@ -121,59 +110,15 @@ impl Planner {
         place.homes.of(self.table.chunk_number(page) * CHUNK_PAGES + page.place() as u64)
     }
 
-    /// Whether a page shows its home.
-    pub(crate) fn is_at_home(&self, page: PageRef) -> bool {
-        !self.table.is(page, Mark::Away) && self.home(page).is_some()
-    }
-
-    /// Notes that a page shows its home again. The page has a hold of that slot already.
-    pub(crate) fn came_home(&mut self, page: PageRef, home: PoolSlot) {
-        let member = self.table.member(page);
-        self.table.clear(page, Mark::Away);
-        self.pool.refer(home);
-        self.place(member).mapped += 1;
-    }
-
-    /// Books that a page no longer shows this slot, if the slot is its home. Returns whether the message was about the
-    /// home.
-    ///
-    /// # Errors
-    /// There is no room for the note.
-    pub(crate) fn left_home(&mut self, member: MemberId, address: HostVirt, slot: PoolSlot) -> Result<bool, Lie> {
-        if self.place(member).homes.of(address.page()) != Some(slot) {
-            return Ok(false);
-        }
-        let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(Lie::Released(address, slot))?;
-        let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
-        if self.table.is(page, Mark::Away) {
-            // The member may have sent this release before, while it was asked to fold the page to another slot.
-            let is_folded =
-                self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) && self.table.slot(page) == slot.bits();
-            return Ok(!is_folded);
-        }
-        self.table.mark(page, Mark::Away);
-        // An empty slot has no frame, and nothing holds it.
-        if self.pool.state(slot) == SlotState::Live {
-            self.pool.unrefer(slot);
-            let place = self.place(member);
-            place.mapped -= 1;
-            place.deferred.push(slot);
-        }
-        Ok(true)
-    }
-
-    /// The slots shown by all pages that are at home of a member whose connection has ended. Takes away the references
-    /// of these slots.
-    pub(crate) fn leave_homes(&mut self, homes: &Homes, chunks: &HashMap<u64, u32>) -> Vec<PoolSlot> {
-        let mut slots = Vec::new();
+    /// The slots shown by all pages at home of a member whose connection has ended, a hold each.
+    pub(crate) fn leave_homes(&mut self, member: MemberId) -> Vec<PoolSlot> {
+        let (mut slots, homes) = (Vec::new(), std::mem::take(&mut self.place(member).homes));
         for (first, end, home) in homes.ranges() {
             for page in first..end {
-                let away =
-                    chunks.get(&(page / CHUNK_PAGES)).map_or(0, |chunk| self.table.chunk(*chunk).all(Mark::Away));
-                let slot = home.add((page - first) as u32).filter(|_| away >> (page % CHUNK_PAGES) & 1 == 0);
-                if let Some(slot) = slot.filter(|slot| self.pool.state(*slot) == SlotState::Live) {
-                    self.pool.unrefer(slot);
-                    slots.push(slot);
+                let chunk = self.place(member).chunks.get(&(page / CHUNK_PAGES)).copied();
+                let away = chunk.map_or(0, |chunk| self.table.chunk(chunk).all(Mark::Away));
+                if away >> (page % CHUNK_PAGES) & 1 == 0 {
+                    slots.extend(home.add((page - first) as u32).and_then(|slot| self.left_home(member, slot)));
                 }
             }
         }
@@ -183,4 +128,4 @@ impl Planner {
 
 #[cfg(test)]
 #[path = "home_tests.rs"]
-mod tests;
+pub(crate) mod tests;

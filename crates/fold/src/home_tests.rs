@@ -3,7 +3,7 @@ use crate::dispatch::Donation;
 use crate::plan::Policy;
 use crate::pool::Pool;
 use crate::upkeep::Inheritance;
-use page::{Fingerprint, PAGE_BYTES, PAGE_SHIFT};
+use page::{Fingerprint, HostVirt, PAGE_BYTES, PAGE_SHIFT};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -14,9 +14,9 @@ use wire::{Outcome, RestedRun, Target};
 /// Pages of the template; every fourth is empty.
 const PAGES: u16 = 200;
 const FIRST: u64 = 1000;
-const NUMBER: u8 = PoolSlot::FIRST_TEMPLATE;
+pub(crate) const NUMBER: u8 = PoolSlot::FIRST_TEMPLATE;
 
-fn bytes(content: u64) -> Vec<u8> {
+pub(crate) fn bytes(content: u64) -> Vec<u8> {
     let mut bytes = vec![0; PAGE_BYTES];
     bytes[..8].copy_from_slice(&content.to_ne_bytes());
     bytes
@@ -36,7 +36,8 @@ fn template() -> OwnedFd {
     act::Template::seal(&file).unwrap().file
 }
 
-fn planner() -> Planner {
+/// The plan of a group whose pool has a template. Page `n` of this holds `bytes(n + 1)`, but every fourth is empty.
+pub(crate) fn planner() -> Planner {
     let policy =
         Policy { folds: true, intra_member_only: false, zeros: true, split_huge_at: None, index_pages: 1 << 20 };
     let mut planner = Planner::new(Pool::new("test", 1 << 16), policy);
@@ -111,8 +112,8 @@ fn slots_are_held_until_all_who_were_born_with_them_are_gone() {
     for member in members {
         assert_eq!(idle(&mut planner), None);
         let left = planner.leave(member, Donation::default());
-        assert_eq!(left.slots.len() as u64, FILLED);
-        left.slots.into_iter().for_each(|slot| planner.unhold(slot));
+        assert_eq!(left.len() as u64, FILLED);
+        planner.give_back(left);
     }
     assert_eq!((planner.pool.by_sharers()[1..].iter().sum::<u64>(), idle(&mut planner)), (0, Some(NUMBER)));
     assert_eq!(planner.pool.slots(), 0);

@@ -171,6 +171,12 @@ impl Leases {
         self.epochs.iter().map(|epoch| epoch.batch.len()).sum()
     }
 
+    /// The slots that were released and are still held.
+    #[cfg(test)]
+    pub fn slots(&self) -> impl Iterator<Item = PoolSlot> {
+        self.epochs.iter().flat_map(|epoch| epoch.batch.iter().copied())
+    }
+
     /// Whether anything waits for an epoch to end.
     pub fn is_waiting(&self) -> bool {
         self.epochs.len() > 1 || self.epochs.iter().any(|epoch| !epoch.batch.is_empty())
@@ -218,6 +224,12 @@ impl DepartedMember {
     /// Whether this departed member and `identity` are one process.
     pub fn is_of(&self, identity: &api::control::Identity) -> bool {
         (self.identity.pid, self.identity.started) == (identity.pid, identity.started)
+    }
+
+    /// The slots that it keeps held.
+    #[cfg(test)]
+    pub fn slots(&self) -> impl Iterator<Item = PoolSlot> {
+        self.slots.iter().copied().chain(self.leases.slots())
     }
 
     /// Number of slots that it keeps held.

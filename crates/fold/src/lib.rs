@@ -7,6 +7,7 @@
 //!   member     one connection      lease   how long released slots are kept
 //!   headroom   members near the memory limit of their control group
 //!   plan       decides what resting pages fold to; dispatch: requests; settle: answers; huge; upkeep
+//!   transition states of pages, and who holds slots
 //!   table      pages               index   contents              pool, segment, extents   slots
 //!   proof      whether a free slot may be filled           report, why   answers to the supervisor
 //! ```
@@ -44,6 +45,9 @@ mod table;
 #[cfg(test)]
 mod throughput_tests;
 mod tick;
+mod transition;
+#[cfg(test)]
+mod transition_tests;
 mod turns;
 mod upkeep;
 mod waiters;

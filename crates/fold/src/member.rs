@@ -16,8 +16,9 @@
 use crate::dispatch::Donation;
 use crate::headroom::Headroom;
 use crate::lease::{Leases, NotOffered};
-use crate::settle::{Lie, NotBooked};
+use crate::settle::NotBooked;
 use crate::table::MemberId;
+use crate::transition::Lie;
 use act::DonationWindow;
 use api::control::Identity;
 use host::{Received, Seqpacket};

@@ -18,7 +18,7 @@
 //! - a page that changes meanwhile only loses its mark,
 //! - requests are made in the order of addresses, which makes the longest runs (`dispatch.rs`).
 //!
-//! `settle.rs` books the answers, and `huge.rs` decides about huge pages.
+//! `settle.rs` books the answers, `transition.rs` counts who holds slots, and `huge.rs` decides about huge pages.
 //!
 //! Pages that cannot be folded for a reason that may pass are not remembered one by one. The worker asks their member
 //! for a full report later ([`Place::missed`]).
@@ -28,11 +28,12 @@ use crate::home::Homes;
 use crate::index::{Entry, Index, Key, Keys};
 use crate::pool::{Full, Pool};
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, Table};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, State, Table};
+use crate::transition::Event;
 use crate::waiters::Waiters;
 use page::{Fingerprint, PoolSlot};
 use std::collections::{BTreeSet, HashMap};
-use wire::RestedRun;
+use wire::{RestedRun, Target};
 
 /// Most chunks of one member: 256 GiB of pages.
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
@@ -253,22 +254,17 @@ impl Planner {
     }
 
     fn page_rested(&mut self, page: PageRef, fingerprint: u64, huge: bool) {
-        if self.is_at_home(page) {
-            return;
-        }
-        let known = self.table.fingerprint(page);
-        if known != 0 || self.table.is_any(page, &[Mark::Mapped, Mark::Sent, Mark::Wanted]) {
-            if self.table.is(page, Mark::Mapped) {
-                return;
+        match self.state(page) {
+            State::Home(_) | State::Mapped(_) => return,
+            State::Sent(_) | State::Early(_) => return self.table.set_fingerprint(page, fingerprint),
+            state => {
+                let is_planned = state != State::Idle || self.table.is(page, Mark::Indexed);
+                let is_same = self.table.fingerprint(page) == fingerprint && self.table.is(page, Mark::Huge) == huge;
+                if is_planned && is_same {
+                    return;
+                }
+                self.forget(page);
             }
-            let same = known == fingerprint && self.table.is(page, Mark::Huge) == huge;
-            if self.table.is(page, Mark::Sent) {
-                return self.table.set_fingerprint(page, fingerprint);
-            }
-            if same && self.table.is_any(page, &[Mark::Indexed, Mark::Wanted]) {
-                return;
-            }
-            self.forget(page);
         }
         self.table.set_fingerprint(page, fingerprint);
         if huge {
@@ -298,8 +294,7 @@ impl Planner {
         }
         if fingerprint == Fingerprint::ZERO_PAGE.0 {
             if self.policy.zeros && !huge {
-                self.table.mark(page, Mark::Zero);
-                self.want_now(page);
+                self.want_now(page, Target::Zero);
             }
             return;
         }
@@ -365,13 +360,9 @@ impl Planner {
         };
         self.table.clear(other, Mark::Indexed);
         self.index.replace(key, Entry::Page(other), Entry::Slot(slot));
-        for page in [donor, other_page] {
-            self.pool.hold(slot);
-            self.table.set_slot(page, slot.bits());
-            self.table.mark(page, Mark::Wanted);
-        }
+        self.advance(donor, Event::Donate(slot));
+        self.advance(other_page, Event::Want(Target::Slot(slot)));
         self.pool.set_ticket(slot, self.waiters.insert([donor, other_page]));
-        self.table.mark(donor, Mark::Donor);
         self.queue(donor, Queue::Donations);
     }
 
@@ -384,24 +375,18 @@ impl Planner {
 
     /// Plans to fold a page to a slot that is live or pending.
     fn want(&mut self, page: PageRef, slot: PoolSlot) {
-        if self.pool.state(slot) == SlotState::Pending {
-            if !self.waiters.add(self.pool.ticket(slot), page) {
-                let member = self.table.member(page);
-                self.place(member).missed = true;
-                return;
-            }
-            self.pool.hold(slot);
-            self.table.set_slot(page, slot.bits());
-            self.table.mark(page, Mark::Wanted);
+        if self.pool.state(slot) != SlotState::Pending {
+            self.want_now(page, Target::Slot(slot));
+        } else if self.waiters.add(self.pool.ticket(slot), page) {
+            self.advance(page, Event::Want(Target::Slot(slot)));
         } else {
-            self.pool.hold(slot);
-            self.table.set_slot(page, slot.bits());
-            self.want_now(page);
+            let member = self.table.member(page);
+            self.place(member).missed = true;
         }
     }
 
-    fn want_now(&mut self, page: PageRef) {
-        self.table.mark(page, Mark::Wanted);
+    fn want_now(&mut self, page: PageRef, target: Target) {
+        self.advance(page, Event::Want(target));
         self.queue(page, Queue::Folds);
     }
 
@@ -421,12 +406,12 @@ impl Planner {
             let was = self.index.remove(key, Entry::Page(page));
             debug_assert!(was, "a page that is marked as indexed is in the index");
         }
-        if self.table.clear(page, Mark::Wanted) && !self.table.clear(page, Mark::Zero) {
-            let slot = PoolSlot::from_bits(self.table.slot(page));
-            if self.table.clear(page, Mark::Donor) {
-                self.fail(slot, false);
-            }
-            self.unhold(slot);
+        let state = self.table.state(page);
+        if let State::Wanted(_) | State::Donor(_) = state {
+            self.advance(page, Event::Drop);
+        }
+        if let State::Donor(slot) = state {
+            self.fail(slot, false);
         }
         self.table.set_fingerprint(page, 0);
     }
@@ -441,11 +426,8 @@ impl Planner {
         self.pool.settle(slot, SlotState::Failed);
         self.unindex(slot);
         for (n, page) in waiters.enumerate() {
-            let waits = self.table.is(page, Mark::Wanted) && !self.table.is(page, Mark::Zero);
-            if waits && self.table.slot(page) == slot.bits() {
-                self.table.clear(page, Mark::Wanted);
-                self.table.clear(page, Mark::Donor);
-                self.unhold(slot);
+            if self.table.state(page).wants(slot) {
+                self.advance(page, Event::Drop);
                 if n == 0 && donor_changed {
                     self.table.set_fingerprint(page, 0);
                 } else {
@@ -465,22 +447,11 @@ impl Planner {
         self.index.remove(key, Entry::Slot(slot));
     }
 
-    /// Takes a hold of a slot away. With the last one, a slot of this worker's own leaves the index.
-    pub fn unhold(&mut self, slot: PoolSlot) {
-        if self.pool.holds(slot) == 1 && !self.pool.is_inherited(slot) {
-            self.unindex(slot);
-            if self.pool.state(slot) == SlotState::Pending {
-                drop(self.take_waiters(slot));
-            }
-        }
-        self.pool.unhold(slot);
-    }
-
     /// Considers the pages again whose plans failed.
     pub(crate) fn look_again(&mut self) {
         while let Some(page) = self.again.pop() {
-            let busy = [Mark::Indexed, Mark::Wanted, Mark::Sent, Mark::Mapped];
-            if self.table.fingerprint(page) != 0 && !self.table.is_any(page, &busy) {
+            let is_busy = self.table.is(page, Mark::Indexed) || self.table.state(page) != State::Idle;
+            if self.table.fingerprint(page) != 0 && !is_busy {
                 self.consider(page);
             }
         }

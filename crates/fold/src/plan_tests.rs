@@ -7,7 +7,7 @@ use crate::index::{Entry, Keys};
 use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, State};
 use act::DonationWindow;
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PoolSlot};
 use proptest::prelude::*;
@@ -181,7 +181,7 @@ impl World {
                 kept.extend((0..run.pages).map(|n| slot.add(n.into()).unwrap()));
             }
         }
-        let mut slots = left.slots;
+        let mut slots = left;
         kept.sort_unstable();
         slots.sort_unstable();
         assert_eq!(slots, kept, "what it maps or was asked to map is kept");
@@ -259,17 +259,14 @@ impl World {
             for (number, chunk) in &place.chunks {
                 for at in 0..CHUNK_PAGES as usize {
                     let page = PageRef::new(*chunk, at);
-                    let slot = PoolSlot::from_bits(self.planner.table.slot(page));
-                    let of_slot = self.planner.table.is_any(page, &[Mark::Wanted, Mark::Sent, Mark::Mapped]);
-                    if of_slot && !self.planner.table.is(page, Mark::Zero) {
-                        *holds.entry(slot).or_default() += 1;
-                    }
-                    if self.planner.table.is(page, Mark::Mapped) {
+                    let state = self.planner.table.state(page);
+                    state.slot().into_iter().for_each(|slot| *holds.entry(slot).or_default() += 1);
+                    if let State::Mapped(slot) = state {
                         mapped.insert(number * CHUNK_PAGES + at as u64 - FIRST, slot);
                     }
                     if self.planner.table.is(page, Mark::Indexed) {
                         indexed += 1;
-                        assert!(!of_slot);
+                        assert_eq!(state, State::Idle);
                         let key = self.planner.keys().key(Entry::Page(page));
                         assert_eq!(self.planner.index.find(key, &self.planner.keys()), Some(Entry::Page(page)));
                     }
@@ -354,13 +351,9 @@ proptest! {
         world.settle();
         world.check();
         world.check_sharing();
-        for slot in std::mem::take(&mut world.deferred) {
-            world.planner.unhold(slot);
-        }
+        world.planner.give_back(std::mem::take(&mut world.deferred));
         (0..3).for_each(|at| world.leave(at));
-        for slot in std::mem::take(&mut world.deferred) {
-            world.planner.unhold(slot);
-        }
+        world.planner.give_back(std::mem::take(&mut world.deferred));
         prop_assert_eq!(world.planner.pool.slots(), 0);
         prop_assert_eq!(world.planner.index.pages(), 0);
         prop_assert_eq!(world.planner.table.len(), 0);
@@ -413,8 +406,7 @@ fn short_lived_content_waits() {
     };
     let write = |world: &mut World, at: usize| {
         write(&mut world.planner, &mut world.deferred, &mut world.members[at], 0, 9 + at as u8);
-        let slots = std::mem::take(&mut world.deferred);
-        slots.into_iter().for_each(|slot| world.planner.unhold(slot));
+        world.planner.give_back(std::mem::take(&mut world.deferred));
     };
     assert_eq!(fold(&mut world, &[0, 1]), 2);
     world.wait(59);

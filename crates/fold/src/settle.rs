@@ -1,26 +1,16 @@
-//! Booking of members' answers, claims and releases. A message that contradicts what the worker knows of the member is
-//! a [`Lie`], and is not booked.
+//! Booking of members' answers, claims and releases: each page of a message is an [`Event`]. One that contradicts what
+//! the worker knows of the member is a [`Lie`], and is not booked.
 
 use crate::dispatch::Donation;
 use crate::fleeting::LIFE;
 use crate::index::{Entry, Keys};
 use crate::plan::{Contents, Planner};
 use crate::segment::SlotState;
-use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, places};
+use crate::table::{CHUNK_PAGES, Mark, MemberId, PageRef, Queue, State, places};
+use crate::transition::{Event, Lie};
 use act::DonationWindow;
-use page::{Fingerprint, HostVirt, PoolSlot};
-use wire::{FoldRun, Outcome, SlotRun, Target};
-
-/// A member's message that cannot be true.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lie {
-    /// A release of a slot that the member was never given.
-    #[error("it lets go slot {1} at {0}, which it never had there")]
-    Released(HostVirt, PoolSlot),
-    /// A claim of a slot that the member cannot have.
-    #[error("it claims slot {1} at {0}, which it cannot have there")]
-    Held(HostVirt, PoolSlot),
-}
+use page::{Fingerprint, PoolSlot};
+use wire::{FoldRun, Outcome, SlotRun};
 
 /// Why a claim cannot be booked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,13 +30,6 @@ pub struct Outcomes {
     pub folded: u64,
     /// Whether the member could not fold for a reason that holds for all of its pages.
     pub is_stuck: bool,
-}
-
-/// The slots that a member whose connection ended may still map.
-#[derive(Debug, Default)]
-pub struct Left {
-    /// Slots, a hold each.
-    pub slots: Vec<PoolSlot>,
 }
 
 impl Planner {
@@ -70,10 +53,10 @@ impl Planner {
                     Ok(()) => self.settle_slot(*slot, is_given(at)),
                     Err(_) => self.fail(*slot, false),
                 }
-                self.unhold(*slot);
             }
             at += pages;
         }
+        self.give_back(donation.slots);
         self.look_again();
         filled
     }
@@ -96,7 +79,7 @@ impl Planner {
         self.pool.settle(slot, SlotState::Live);
         self.pool.set_born(slot, self.now);
         for page in waiters {
-            if self.table.is(page, Mark::Wanted) && self.table.slot(page) == slot.bits() {
+            if self.table.state(page).wants(slot) {
                 self.queue(page, Queue::Folds);
             }
         }
@@ -113,8 +96,9 @@ impl Planner {
             let Some(chunk) = self.place(member).chunks.get(&number).copied() else { continue };
             self.table.unqueue(chunk, Queue::Donations);
             for place in places(self.table.chunk(chunk).all(Mark::Donor)) {
-                let page = PageRef::new(chunk, place);
-                self.fail(PoolSlot::from_bits(self.table.slot(page)), false);
+                if let State::Donor(slot) = self.table.state(PageRef::new(chunk, place)) {
+                    self.fail(slot, false);
+                }
             }
         }
         self.look_again();
@@ -131,49 +115,30 @@ impl Planner {
                 sum.folded += u64::from(outcome == Outcome::Folded);
                 sum.is_stuck |=
                     matches!(outcome, Outcome::NoVma | Outcome::Unpinned | Outcome::NoMemory | Outcome::Off);
-                self.page_folded(page, run.target, outcome);
+                self.page_folded(page, outcome);
             }
         }
         self.look_again();
         sum
     }
 
-    fn page_folded(&mut self, page: PageRef, target: Target, outcome: Outcome) {
-        let was_sent = self.table.clear(page, Mark::Sent);
-        debug_assert!(was_sent, "a page is sent once, and answered once");
-        let member = self.table.member(page);
-        self.place(member).sent -= 1;
-        if target == Target::Zero {
-            self.table.clear(page, Mark::Zero);
-            if outcome == Outcome::Folded {
-                return self.table.set_fingerprint(page, 0);
-            }
-            let is_same = self.table.fingerprint(page) == Fingerprint::ZERO_PAGE.0;
-            return if is_same { self.not_folded(page, outcome) } else { self.again.push(page) };
+    fn page_folded(&mut self, page: PageRef, outcome: Outcome) {
+        let asked = self.table.state(page).slot().map_or(Fingerprint::ZERO_PAGE.0, |slot| self.pool.content(slot).0);
+        // The page may have been reported anew while the answer was under way.
+        let is_same = self.table.fingerprint(page) == asked;
+        if outcome == Outcome::Folded {
+            self.table.set_fingerprint(page, 0);
+            let released = self.advance(page, Event::Folded);
+            let member = self.table.member(page);
+            self.place(member).deferred.extend(released);
+            return;
         }
-        let slot = PoolSlot::from_bits(self.table.slot(page));
-        let early = self.table.clear(page, Mark::Early);
-        if outcome != Outcome::Folded {
-            let is_same = self.table.fingerprint(page) == self.pool.content(slot).0;
-            self.unhold(slot);
-            // The page may have been reported anew while the answer was under way.
-            return if is_same { self.not_folded(page, outcome) } else { self.again.push(page) };
-        }
-        self.table.set_fingerprint(page, 0);
-        if early {
-            self.place(member).deferred.push(slot);
-        } else if self.home(page) == Some(slot) {
-            self.came_home(page, slot);
+        self.advance(page, Event::NotFolded);
+        if is_same {
+            self.not_folded(page, outcome);
         } else {
-            self.map(page, slot);
+            self.again.push(page);
         }
-    }
-
-    fn map(&mut self, page: PageRef, slot: PoolSlot) {
-        let member = self.table.member(page);
-        self.table.mark(page, Mark::Mapped);
-        self.pool.refer(slot);
-        self.place(member).mapped += 1;
     }
 
     fn not_folded(&mut self, page: PageRef, outcome: Outcome) {
@@ -197,23 +162,17 @@ impl Planner {
             for n in 0..run.pages {
                 let address = run.start.add_pages(n.into());
                 let slot = run.slot.add(n.into()).ok_or(Lie::Released(address, run.slot))?;
-                if self.left_home(member, address, slot)? {
-                    continue;
-                }
-                let page = self.page_at(member, address).ok_or(Lie::Released(address, slot))?;
-                if self.table.slot(page) != slot.bits() {
-                    return Err(Lie::Released(address, slot));
-                }
-                if self.table.clear(page, Mark::Mapped) {
-                    self.pool.unrefer(slot);
-                    self.note_end(member, slot);
-                    let place = self.place(member);
-                    place.mapped -= 1;
-                    place.deferred.push(slot);
-                } else if self.table.is(page, Mark::Sent) && !self.table.is_any(page, &[Mark::Early, Mark::Zero]) {
-                    self.table.mark(page, Mark::Early);
+                let is_home = self.place(member).homes.of(address.page()) == Some(slot);
+                let page = if is_home {
+                    let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES);
+                    chunk.map(|chunk| PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize))
                 } else {
-                    return Err(Lie::Released(address, slot));
+                    self.page_at(member, address)
+                };
+                let page = page.ok_or(Lie::Released(address, slot))?;
+                if let Some(slot) = self.transition(page, Event::Released(slot))?.hold {
+                    self.note_end(member, slot);
+                    self.place(member).deferred.push(slot);
                 }
             }
         }
@@ -253,15 +212,10 @@ impl Planner {
                 }
                 let chunk = self.claimed_chunk(member, address.page() / CHUNK_PAGES).ok_or(NotBooked::Full)?;
                 let page = PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize);
-                if self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) || self.is_at_home(page) {
-                    return Err(lie.into());
-                }
                 self.forget(page);
-                crosses |= self.claim(member, slot, may_have(slot));
-                self.pool.hold(slot);
-                self.pool.show(slot);
-                self.table.set_slot(page, slot.bits());
-                self.map(page, slot);
+                let was_held = self.pool.holds(slot) > 0;
+                let _ = self.transition(page, Event::Held(slot))?;
+                crosses |= self.claim(member, slot, was_held && !may_have(slot));
             }
         }
         self.look_again();
@@ -269,13 +223,14 @@ impl Planner {
     }
 
     /// Sets a claimed slot's owner if members are to share nothing. The owner is the first member to claim the slot, or
-    /// the member that had it in an earlier connection. Returns whether the slot belongs to another member.
-    fn claim(&mut self, member: MemberId, slot: PoolSlot, has_it: bool) -> bool {
+    /// the member that had it in an earlier connection. Returns whether the slot belongs to another member, which it may
+    /// do if it `is_taken`.
+    fn claim(&mut self, member: MemberId, slot: PoolSlot, is_taken: bool) -> bool {
         let (fingerprint, owner) = self.pool.content(slot);
         if !self.policy.intra_member_only || owner == member.0 {
             return false;
         }
-        if !has_it && self.pool.holds(slot) > 0 {
+        if is_taken {
             return true;
         }
         self.index.remove(self.key(fingerprint, MemberId(owner)), Entry::Slot(slot));
@@ -296,37 +251,23 @@ impl Planner {
         }
     }
 
-    /// Forgets a member whose connection has ended. `donation` is its unanswered donation.
-    pub fn leave(&mut self, member: MemberId, donation: Donation) -> Left {
+    /// Forgets a member whose connection has ended. `donation` is its unanswered donation. Returns the slots that its
+    /// process may still map, a hold each.
+    pub fn leave(&mut self, member: MemberId, donation: Donation) -> Vec<PoolSlot> {
         self.place(member).may_fold = false;
         self.gives_nothing(member, &donation);
-        for slot in donation.slots {
-            self.unhold(slot);
-        }
-        let place = self.places[member.0 as usize].take().unwrap_or_default();
-        let mut left = Left { slots: place.deferred };
-        left.slots.append(&mut self.leave_homes(&place.homes, &place.chunks));
-        for chunk in place.chunks.into_values() {
-            for at in 0..CHUNK_PAGES as usize {
-                self.leave_page(PageRef::new(chunk, at), &mut left);
+        self.give_back(donation.slots);
+        let mut left = self.leave_homes(member);
+        for chunk in std::mem::take(&mut self.place(member).chunks).into_values() {
+            for page in (0..CHUNK_PAGES as usize).map(|at| PageRef::new(chunk, at)) {
+                self.forget(page);
+                left.extend(self.advance(page, Event::Left));
             }
             self.table.remove(chunk);
         }
+        left.append(&mut self.place(member).deferred);
+        self.places[member.0 as usize] = None;
         self.look_again();
         left
-    }
-
-    fn leave_page(&mut self, page: PageRef, left: &mut Left) {
-        let slot = PoolSlot::from_bits(self.table.slot(page));
-        if self.table.clear(page, Mark::Mapped) {
-            self.pool.unrefer(slot);
-            left.slots.push(slot);
-        } else if self.table.clear(page, Mark::Sent) {
-            if !self.table.is(page, Mark::Zero) {
-                left.slots.push(slot);
-            }
-        } else {
-            self.forget(page);
-        }
     }
 }

@@ -15,9 +15,10 @@
 //! ```
 //!
 //! A page may be known and not indexed: another page stands in the index for its content, and cannot be folded for the
-//! moment. Wanted, sent and mapped pages hold their slot.
+//! moment. `transition.rs` changes states, and counts the holds of slots.
 
-use page::HostVirt;
+use page::{HostVirt, PoolSlot};
+use wire::Target;
 
 /// log2 of [`CHUNK_PAGES`].
 const CHUNK_SHIFT: u32 = 6;
@@ -66,7 +67,7 @@ impl PageRef {
     }
 }
 
-/// A property that a page may have, one bit each.
+/// A property that a page may have, one bit each. All but [`Self::Indexed`] and [`Self::Huge`] say its [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Mark {
@@ -88,6 +89,41 @@ pub enum Mark {
     Mapped,
     /// It has a home, and shows it no longer (`home.rs`).
     Away,
+}
+
+/// A page's place in the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing is planned.
+    Idle,
+    /// It is to be folded to this, and the member has not been asked yet.
+    Wanted(Target),
+    /// It is wanted, and its bytes are to be asked for, for this slot.
+    Donor(PoolSlot),
+    /// The member was asked to fold it to this, and has not answered yet.
+    Sent(Target),
+    /// It was sent, and the member released the slot before it answered.
+    Early(PoolSlot),
+    /// It maps this slot.
+    Mapped(PoolSlot),
+    /// It shows its home, this slot (`home.rs`).
+    Home(PoolSlot),
+}
+
+impl State {
+    /// The slot that the page has or is to have.
+    pub const fn slot(self) -> Option<PoolSlot> {
+        match self {
+            Self::Idle | Self::Wanted(Target::Zero) | Self::Sent(Target::Zero) => None,
+            Self::Wanted(Target::Slot(slot)) | Self::Sent(Target::Slot(slot)) => Some(slot),
+            Self::Donor(slot) | Self::Early(slot) | Self::Mapped(slot) | Self::Home(slot) => Some(slot),
+        }
+    }
+
+    /// Whether the page waits for this slot to be filled.
+    pub fn wants(self, slot: PoolSlot) -> bool {
+        matches!(self, Self::Wanted(Target::Slot(of)) | Self::Donor(of) if of == slot)
+    }
 }
 
 /// A kind of request that the pages of a chunk may need.
@@ -112,7 +148,7 @@ pub struct Chunk {
     /// Fingerprints; 0: unknown.
     pub fingerprints: [u64; CHUNK_PAGES as usize],
     /// Slot numbers of pages that are wanted, sent or mapped.
-    pub slots: [u32; CHUNK_PAGES as usize],
+    slots: [u32; CHUNK_PAGES as usize],
     marks: [u64; MARKS],
     queued: [bool; 2],
 }
@@ -198,14 +234,48 @@ impl Table {
         self.chunk_mut(page.chunk()).fingerprints[page.place()] = fingerprint;
     }
 
-    /// The slot that it wants, was asked to take, or maps.
-    pub fn slot(&self, page: PageRef) -> u32 {
-        self.chunk(page.chunk()).slots[page.place()]
+    /// Its address.
+    pub fn address(&self, page: PageRef) -> HostVirt {
+        self.chunk(page.chunk()).address(page.place())
     }
 
-    /// Sets its slot.
-    pub fn set_slot(&mut self, page: PageRef, slot: u32) {
-        self.chunk_mut(page.chunk()).slots[page.place()] = slot;
+    /// Its state. A page at home is [`State::Idle`] here.
+    pub fn state(&self, page: PageRef) -> State {
+        let chunk = self.chunk(page.chunk());
+        let is = |mark: Mark| chunk.marks[mark as usize] & page.bit() != 0;
+        let slot = PoolSlot::from_bits(chunk.slots[page.place()]);
+        let target = || if is(Mark::Zero) { Target::Zero } else { Target::Slot(slot) };
+        if is(Mark::Mapped) {
+            State::Mapped(slot)
+        } else if is(Mark::Sent) {
+            if is(Mark::Early) { State::Early(slot) } else { State::Sent(target()) }
+        } else if is(Mark::Wanted) {
+            if is(Mark::Donor) { State::Donor(slot) } else { State::Wanted(target()) }
+        } else {
+            State::Idle
+        }
+    }
+
+    /// Sets its state. For [`Planner::transition`](crate::plan::Planner::transition) alone.
+    pub fn set_state(&mut self, page: PageRef, state: State) {
+        let marks: &[Mark] = match state {
+            State::Idle | State::Home(_) => &[],
+            State::Wanted(Target::Slot(_)) => &[Mark::Wanted],
+            State::Wanted(Target::Zero) => &[Mark::Wanted, Mark::Zero],
+            State::Donor(_) => &[Mark::Wanted, Mark::Donor],
+            State::Sent(Target::Slot(_)) => &[Mark::Sent],
+            State::Sent(Target::Zero) => &[Mark::Sent, Mark::Zero],
+            State::Early(_) => &[Mark::Sent, Mark::Early],
+            State::Mapped(_) => &[Mark::Mapped],
+        };
+        for mark in [Mark::Wanted, Mark::Zero, Mark::Donor, Mark::Sent, Mark::Early, Mark::Mapped] {
+            if marks.contains(&mark) {
+                self.mark(page, mark);
+            } else {
+                self.clear(page, mark);
+            }
+        }
+        self.chunk_mut(page.chunk()).slots[page.place()] = state.slot().map_or(0, PoolSlot::bits);
     }
 
     /// Whether it has this mark.

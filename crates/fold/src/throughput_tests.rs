@@ -78,6 +78,6 @@ impl Planner {
     fn filled(&mut self, slot: page::PoolSlot) {
         assert_eq!(self.pool.state(slot), SlotState::Pending);
         self.became_live(slot);
-        self.unhold(slot);
+        self.give_back([slot]);
     }
 }

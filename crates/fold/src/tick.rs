@@ -150,7 +150,7 @@ impl Group {
                 member.leases.ended()
             });
             match rotated {
-                Ok(slots) => slots.into_iter().for_each(|slot| self.planner.unhold(slot)),
+                Ok(slots) => self.planner.give_back(slots),
                 Err(e) => trouble = Some(format!("leases of member {}: {e}", member.identity.name)),
             }
         }
@@ -173,7 +173,7 @@ impl Group {
         }
         let is_over = |departed: &mut DepartedMember| !alive.iter().any(|identity| departed.is_of(identity));
         slots.extend(self.departed.extract_if(.., is_over).flat_map(DepartedMember::into_slots));
-        slots.into_iter().for_each(|slot| self.planner.unhold(slot));
+        self.planner.give_back(slots);
     }
 
     fn tick_members(&mut self, now: Instant) {
