@@ -212,12 +212,12 @@ impl Rounds {
             scan(pagemap, &spans, Pagemap::small_ranges)?
         };
         let (written, new) = self.tell_new(written, armed);
-        let split = if huge { self.look_at_huge(pagemap, found.huge, rate, now)? } else { 0 };
         let (changed, folds) = {
             let mut table = table::lock();
             (table.take_written(), table.take_folds())
         };
         self.policy.observe(Event::Round { changed, pages, folds }, now);
+        let split = if huge { self.look_at_huge(pagemap, found.huge, rate, now)? } else { 0 };
         let (worth, budget) = (self.policy.admit(now), self.small_left(rate, now));
         let rested = if self.notes_writes {
             table::lock().rest((&written, &new), budget, worth)
@@ -411,7 +411,8 @@ impl Rounds {
             there = own.into_iter().filter_map(whole).collect();
         }
         let budget = self.allowed.huge.left(rate.map(huge_part), now);
-        let look = self.huge.look(&there, budget, now);
+        let in_burst = matches!(self.policy.admit(now), Worth::Ages(..));
+        let look = self.huge.look(&there, budget, in_burst, now);
         self.allowed.huge.spend(pages_of(&look.due));
         self.rested.extend(look.due.into_iter().map(|range| Rested { range, kind: Kind::Huge }));
         Ok(look.split)
@@ -532,7 +533,7 @@ impl Rounds {
         each: &mut impl FnMut(Rested, &[Fingerprint]),
     ) {
         let worth = self.policy.admit(Instant::now());
-        let seen = self.huge.seen(rested.range.start, fingerprints, worth == Worth::All);
+        let seen = self.huge.seen(rested.range.start, fingerprints, worth);
         let open = {
             let mut table = table::lock();
             seen.changed.iter().for_each(|range| table.seen_written(*range));

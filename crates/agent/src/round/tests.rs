@@ -117,7 +117,7 @@ fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
         rounds.notice_changes(Instant::now());
         rest_long(&mut rounds);
         (rounds.clock.next, rounds.watching.armed) = (Instant::now(), Instant::now());
-        rounds.huge.forget();
+        rounds.huge.make_due(Instant::now());
         rounds.look(&pagemap, Some(&guard), None, true).unwrap();
         let looked_at: u64 = rounds.rested.iter().map(|rested| rested.range.pages).sum();
         rounds.rested.clear();
