@@ -60,8 +60,8 @@ const FURTHEST: Duration = Duration::from_secs(10);
 const REST_SHARE: u32 = 8;
 /// Pages that may change between two rounds while the member rests, as a share of its pages, and bounds: 1/64, 64 to 1024.
 const FEW_CHANGE: (u64, u64, u64) = (64, 64, 1024);
-/// Share of a processor for rounds while pages are being folded: 1/10.
-const HURRIED_SHARE: u32 = 10;
+/// Share of a processor for rounds while pages are being folded: 1/40.
+const HURRIED_SHARE: u32 = 40;
 /// Cost of noting a page again, for us and for its writer: 1 us.
 const NOTE_COST: Duration = Duration::from_micros(1);
 /// Cost of folding a page: 4 us.
