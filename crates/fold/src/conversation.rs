@@ -16,6 +16,8 @@ use wire::{Hello, MemberState, MemberStats, Outcome, RestedRun, ToAgent, ToWorke
 const STEP_PAGES: u16 = 512;
 /// Time without requests after a member could not fold: 1 s.
 const REST: Duration = Duration::from_secs(1);
+/// Longest time for which requests to fold wait for contents: 500 ms.
+const GATHER_TIME: Duration = Duration::from_millis(500);
 /// Largest part of the pool that a member's released slots may take while its leases are held: 1/8. Beyond it, the
 /// member is not asked to fold.
 const DEFERRED_PART: u64 = 8;
@@ -225,6 +227,7 @@ impl Group {
                 self.tell(News::Segment(SegmentInfo { number, slots }), vec![file]);
             }
         }
+        let is_gathering = self.is_gathering(now);
         let most_deferred =
             usize::try_from(u64::from(self.settings.pool_slots) / DEFERRED_PART).unwrap_or(usize::MAX).max(1);
         for (id, member) in &mut self.members {
@@ -236,7 +239,7 @@ impl Group {
             {
                 continue;
             }
-            if member.leases.is_taken() && member.leases.deferred() <= most_deferred {
+            if !is_gathering && member.leases.is_taken() && member.leases.deferred() <= most_deferred {
                 ask_to_fold(&mut self.planner, *id, member);
             }
             if member.asked.is_none() && !self.clock.is_out_of_memory(now) {
@@ -249,6 +252,17 @@ impl Group {
             }
         }
         self.flush(now);
+    }
+
+    /// Whether requests to fold wait. While reports are booked and members show contents, more and more neighbours of a page
+    /// can be folded with it. A member does that at a time, for less than one by one.
+    fn is_gathering(&mut self, now: Instant) -> bool {
+        let brings_more = |member: &Member| !member.backlog.is_empty() || member.asked.is_some();
+        if !self.members.values().any(brings_more) {
+            self.gathers_since = None;
+            return false;
+        }
+        now.saturating_duration_since(*self.gathers_since.get_or_insert(now)) < GATHER_TIME
     }
 
     /// Gives all members a segment.

@@ -78,6 +78,8 @@ pub struct Group {
     /// Reason to unfold for which a refusal of room was last logged.
     pub(crate) told_refusal: Option<&'static str>,
     pub(crate) clock: crate::tick::Clock,
+    /// Time since which requests to fold wait for contents; `None` if they do not.
+    pub(crate) gathers_since: Option<Instant>,
     /// The operator's question that a member has not answered.
     pub(crate) question: Option<Question>,
     /// Memory limits of members, where the kernel tells them.
@@ -118,6 +120,7 @@ impl Group {
             asking: Asking::Idle,
             told_refusal: None,
             clock: crate::tick::Clock::new(now),
+            gathers_since: None,
             question: None,
             limits: MemoryLimits::find(),
             news: VecDeque::new(),
