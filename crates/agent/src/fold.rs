@@ -18,7 +18,7 @@ use crate::patience::Patience;
 use crate::pool::Pool;
 use crate::refold::{self, Part};
 use crate::round::Rounds;
-use crate::section::{Section, Source, pieces};
+use crate::section::{self, RUN_PAGES, RUN_PARTS, Section, Source, pieces};
 use crate::table;
 use crate::unfold::Unfold;
 use crate::witness::Witness;
@@ -41,8 +41,21 @@ const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
 /// slice. So preemption rarely happens while pages are out of reach. Their users would wait for all threads that run
 /// then.
 const TURN: Duration = Duration::from_millis(1);
-/// Pieces of memory between two looks at that processor time: 100 us of work at least.
-const PIECES_A_TURN: u32 = 4;
+
+/// Memory that is to be folded.
+struct Wanted {
+    range: PageRange,
+    target: Target,
+    /// The index of its first page's outcome.
+    at: usize,
+}
+
+/// A part of that which is private throughout.
+struct Found<'a> {
+    range: PageRange,
+    source: Option<Source<'a>>,
+    at: usize,
+}
 
 /// The means of folding and unfolding, and the mappings that they may use.
 pub struct Folder {
@@ -146,14 +159,10 @@ impl Folder {
             return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
         }
         self.begin_to_refold(runs, pagemap);
-        let mut all = Vec::with_capacity(runs.iter().map(|run| usize::from(run.pages)).sum());
+        let mut all = vec![Outcome::Gone; runs.iter().map(|run| usize::from(run.pages)).sum()];
         let mut again = Vec::new();
-        for run in runs {
-            let before = all.len();
-            for (piece, target) in pieces(run.start, run.pages.into(), run.target) {
-                self.fold_piece(piece, target, (pool, pagemap, rounds), stats, (&mut all, &mut again));
-            }
-            all.resize(before + usize::from(run.pages), Outcome::Gone);
+        for stretch in stretches(&wanted(runs)) {
+            self.fold_stretch(stretch, (pool, pagemap, rounds), stats, (&mut all, &mut again));
         }
         self.fold_again(&again, pagemap, stats, &mut all);
         again.iter().for_each(|part| rounds.were_broken(part.range, &all[part.at..][..part.range.pages as usize]));
@@ -206,79 +215,136 @@ impl Folder {
         (&self.section, &mut self.witness, &mut self.turns)
     }
 
-    /// Folds the private pages of a piece, and adds the outcomes to `all`. The broken ones are added to `again`, to
-    /// be folded later.
-    fn fold_piece<'a>(
+    /// Folds the private pages of neighbouring memory, and sets their outcomes. The broken ones are added to `again`, to be
+    /// folded later.
+    fn fold_stretch<'a>(
         &mut self,
-        piece: PageRange,
-        target: Target,
+        stretch: &[Wanted],
         (pool, pagemap, rounds): (&'a Pool, &Pagemap, &mut Rounds),
         stats: &mut MemberStats,
-        (all, again): (&mut Vec<Outcome>, &mut Vec<Part<'a>>),
+        (all, again): (&mut [Outcome], &mut Vec<Part<'a>>),
     ) {
-        let mut outcomes = [Outcome::Gone; crate::section::RUN_PAGES as usize];
-        let outcomes = &mut outcomes[..piece.pages as usize];
-        let source = match target {
-            Target::Zero => Some(None),
-            Target::Slot(first) => pool.of(first).map(|pool| Some(Source { pool, first })),
+        let is_held = self.surveyed.is_err() || self.hold();
+        let refuse = |all: &mut [Outcome], why: Outcome| {
+            stretch.iter().for_each(|wanted| all[wanted.at..][..wanted.range.pages as usize].fill(why));
         };
-        let is_held = source.is_none() || self.surveyed.is_err() || self.hold();
-        match (source, &self.surveyed) {
-            (None, _) => {}
+        let generation = match &self.surveyed {
             _ if !is_held => {
-                outcomes.fill(Outcome::Busy);
-                self.not_held.push(piece);
+                self.not_held.extend(stretch.iter().map(|wanted| wanted.range));
+                return refuse(all, Outcome::Busy);
             }
-            (_, Err(_)) => outcomes.fill(Outcome::Unpinned),
-            (Some(Some(_)), _) if self.vmas.are_spent() => outcomes.fill(Outcome::NoVma),
-            (Some(source), &Ok(generation)) => {
-                self.yields.yield_if_due();
-                let mut table = table::lock();
-                if let Some(refused) = refused(generation) {
-                    return all.extend(outcomes.iter().map(|_| refused));
-                }
-                add_broken(&table, (piece, source), all.len(), again);
-                for (from, pages) in parts(piece, |page| table.is_foldable(page)) {
-                    let part = PageRange { start: piece.start.add_pages(from), pages };
-                    let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
-                    let outcomes = &mut outcomes[from as usize..(from + pages) as usize];
-                    self.fold_part(&mut table, (part, source), (pagemap, rounds), (generation, stats), outcomes);
-                }
-            }
+            Err(_) => return refuse(all, Outcome::Unpinned),
+            Ok(generation) => *generation,
+        };
+        self.yields.yield_if_due();
+        let mut table = table::lock();
+        if let Some(refused) = refused(generation) {
+            return refuse(all, refused);
         }
-        all.extend_from_slice(outcomes);
-        if source.is_some() && self.vmas.are_far_from_known() {
+        // A stretch has few parts: if mappings run short meanwhile, the next one finds that.
+        let are_spent = self.vmas.are_spent();
+        let mut found = Vec::new();
+        for wanted in stretch {
+            let source = match wanted.target {
+                Target::Zero => None,
+                Target::Slot(_) if are_spent => {
+                    all[wanted.at..][..wanted.range.pages as usize].fill(Outcome::NoVma);
+                    continue;
+                }
+                Target::Slot(first) => match pool.of(first) {
+                    Some(pool) => Some(Source { pool, first }),
+                    None => continue,
+                },
+            };
+            add_broken(&table, (wanted.range, source), wanted.at, again);
+            self.find(&mut table, (wanted, source), (pagemap, rounds), stats, (all, &mut found));
+        }
+        for run in found.chunk_by(|one, next| one.range.end() == next.range.start) {
+            self.fold_run(&mut table, run, (generation, stats), all);
+        }
+        drop(table);
+        if self.vmas.are_far_from_known() {
             self.tidy();
         }
     }
 
-    /// Folds a part of a piece that is private throughout. Huge pages are split first. Zeros that the kernel maps
-    /// already only need to be counted; the section folds the other pages.
-    fn fold_part(
+    /// Finds the parts of memory that are private throughout. Huge pages are split first. Zeros that the kernel maps already
+    /// only need to be counted.
+    fn find<'a>(
         &mut self,
         table: &mut table::Guard,
-        (part, source): (PageRange, Option<Source<'_>>),
+        (wanted, source): (&Wanted, Option<Source<'a>>),
         (pagemap, rounds): (&Pagemap, &mut Rounds),
-        (generation, stats): (u64, &mut MemberStats),
-        outcomes: &mut [Outcome],
+        stats: &mut MemberStats,
+        (all, found): (&mut [Outcome], &mut Vec<Found<'a>>),
     ) {
-        for huge in [part.start, part.start.add_pages(part.pages - 1)].into_iter().filter_map(|at| rounds.split(at)) {
-            stats.stalls.add(micros(split(huge)));
-        }
-        let zeros = if source.is_none() { take_zeros(table, pagemap, part) } else { Vec::new() };
-        outcomes.fill(Outcome::Folded);
-        let is_left = |page: PageRange| !zeros.iter().any(|zero| zero.start < page.end() && page.start < zero.end());
-        for (from, pages) in parts(part, is_left) {
-            let left = PageRange { start: part.start.add_pages(from), pages };
-            let outcomes = &mut outcomes[from as usize..(from + pages) as usize];
-            let took = self.section.fold(table, left, source, generation, outcomes);
-            table.were_folded(left, outcomes);
-            stats.stalls.add(micros(took));
-        }
-        if source.is_some() {
-            self.vmas.note_run();
+        for (from, pages) in parts(wanted.range, |page| table.is_foldable(page)) {
+            let part = PageRange { start: wanted.range.start.add_pages(from), pages };
+            let ends = [part.start, part.start.add_pages(part.pages - 1)];
+            for huge in ends.into_iter().filter_map(|at| rounds.split(at)) {
+                stats.stalls.add(micros(split(huge)));
+            }
+            let zeros = if source.is_none() { take_zeros(table, pagemap, part) } else { Vec::new() };
+            all[wanted.at + from as usize..][..pages as usize].fill(Outcome::Folded);
+            let is_left =
+                |page: PageRange| !zeros.iter().any(|zero| zero.start < page.end() && page.start < zero.end());
+            for (further, pages) in parts(part, is_left) {
+                let from = from + further;
+                let range = PageRange { start: wanted.range.start.add_pages(from), pages };
+                let source = source.and_then(|s| s.first.add(from as u32).map(|first| Source { first, ..s }));
+                found.push(Found { range, source, at: wanted.at + from as usize });
+            }
+            if source.is_some() {
+                self.vmas.note_run();
+            }
         }
     }
+
+    /// Folds neighbouring parts.
+    fn fold_run(
+        &mut self,
+        table: &mut table::Guard,
+        found: &[Found<'_>],
+        (generation, stats): (u64, &mut MemberStats),
+        all: &mut [Outcome],
+    ) {
+        let parts = found.iter().map(|part| section::Part { pages: part.range.pages, source: part.source });
+        let parts: Vec<section::Part<'_>> = parts.collect();
+        let pages = parts.iter().map(|part| part.pages).sum();
+        let run = PageRange { start: found[0].range.start, pages };
+        let outcomes = &mut all[found[0].at..][..pages as usize];
+        let took = self.section.fold(table, run, &parts, generation, outcomes);
+        table.were_folded(run, outcomes);
+        stats.stalls.add(micros(took));
+    }
+}
+
+/// Memory that a message asks to be folded, in pieces that one section can do.
+fn wanted(runs: &[FoldRun]) -> Vec<Wanted> {
+    let (mut all, mut at) = (Vec::new(), 0);
+    for run in runs {
+        let of_run = pieces(run.start, run.pages.into(), run.target);
+        let index = |range: PageRange| at + (range.start.page() - run.start.page()) as usize;
+        all.extend(of_run.map(|(range, target)| Wanted { range, target, at: index(range) }));
+        at += usize::from(run.pages);
+    }
+    all
+}
+
+/// Cuts a list into stretches of neighbours. Together, they are no more than one section can do.
+fn stretches(all: &[Wanted]) -> impl Iterator<Item = &[Wanted]> {
+    let mut left = all;
+    std::iter::from_fn(move || {
+        let mut pages = left.first()?.range.pages;
+        let goes_on = |pair: &&[Wanted]| {
+            pages += pair[1].range.pages;
+            pair[0].range.end() == pair[1].range.start && pages <= RUN_PAGES
+        };
+        let count = 1 + left.windows(2).take(RUN_PARTS - 1).take_while(goes_on).count();
+        let (stretch, rest) = left.split_at(count);
+        left = rest;
+        Some(stretch)
+    })
 }
 
 /// The agent's thread yields its processor by itself from time to time.
@@ -286,17 +352,11 @@ impl Folder {
 struct Yields {
     /// Processor time of this thread when it last did.
     last: Duration,
-    asked: u32,
 }
 
 impl Yields {
     /// Yields the processor, if it is time for that. The caller holds no lock.
     fn yield_if_due(&mut self) {
-        // To ask is a system call.
-        self.asked = self.asked.wrapping_add(1);
-        if !self.asked.is_multiple_of(PIECES_A_TURN) {
-            return;
-        }
         let used = cpu_time(ClockId::ThreadCPUTime);
         if used - self.last >= TURN {
             std::thread::yield_now();

@@ -1,5 +1,6 @@
 //! The critical section of a fold. It replaces a run of a member's pages by slots of the pool while the member uses
-//! them. Pages of zeros are replaced by nothing.
+//! them. Pages of zeros are replaced by nothing. A run has parts whose slots do not follow each other. They are taken
+//! out of reach together, because each registration costs as much as some pages.
 //!
 //! The bytes of a page alone decide, and they are compared while nobody can write the page:
 //!
@@ -54,6 +55,8 @@ use wire::{Outcome, SlotRun, Target};
 
 /// Most pages of a run: those that are out of reach at the same time.
 pub const RUN_PAGES: u64 = 64;
+/// Most parts of a run. Each takes a mapping, and some microseconds in which pages are out of reach.
+pub const RUN_PARTS: usize = 8;
 /// Pages of the stage. Its contents are dropped when it is full, not after each run.
 const STAGE_PAGES: u64 = 8 * RUN_PAGES;
 /// Shortest time between two waits for the lock of the pool's file: 100 us.
@@ -89,13 +92,22 @@ pub struct Section {
     is_open: bool,
 }
 
-/// The place of a run's contents in the pool.
+/// The place of a part's contents in the pool.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// The segment.
     pub pool: &'a PoolView,
     /// The slot for the first page.
     pub first: PoolSlot,
+}
+
+/// A part of a run.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// Its pages, which follow those of the part before it.
+    pub pages: u64,
+    /// The place of its contents; `None` for zeros.
+    pub source: Option<Source<'a>>,
 }
 
 impl Section {
@@ -145,8 +157,7 @@ impl Section {
         }
     }
 
-    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. `source` is `None` for zeros. Returns
-    /// how long pages were out of reach.
+    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. Returns how long pages were out of reach.
     ///
     /// `map` is the table's, whose lock is held. The caller has seen in it that the whole run is private anonymous memory
     /// that may be folded. The caller asked `references` at `generation` or later.
@@ -154,21 +165,19 @@ impl Section {
         &mut self,
         map: &mut Map,
         run: PageRange,
-        source: Option<Source<'_>>,
+        parts: &[Part<'_>],
         generation: u64,
         outcomes: &mut [Outcome],
     ) -> Duration {
         debug_assert!(run.pages <= RUN_PAGES && run.pages as usize == outcomes.len());
+        debug_assert_eq!(run.pages, parts.iter().map(|part| part.pages).sum::<u64>());
         outcomes.fill(Outcome::Gone);
-        // This process may not have looked at these bytes of the pool for a while. They are brought in before anybody
-        // has to wait for them.
-        let slots = source.map(|s| s.pool.slots(s.first, run.pages));
-        let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return Duration::ZERO };
-        slots.iter().for_each(|slots| touch(*slots));
+        let Some(contents) = contents(parts) else { return Duration::ZERO };
         if self.used + run.pages > STAGE_PAGES {
             self.clear();
         }
         // Mapping would wait for this lock: wait while nothing is out.
+        let source = parts.iter().find_map(|part| part.source);
         if let Some(source) = source.filter(|_| self.lock_was_free.is_none_or(|then| then.elapsed() > LOCK_KEEPS)) {
             source.pool.wait_for_lock();
             self.lock_was_free = Some(Instant::now());
@@ -181,18 +190,42 @@ impl Section {
         drop(shared);
         if let Err(e) = self.open().and_then(|()| self.guard(run)) {
             self.following.end_section(&[run]);
+            if parts.len() > 1 {
+                return self.fold_by_parts(map, run, parts, generation, outcomes);
+            }
             outcomes.fill(if e == Errno::NOMEM { Outcome::NoVma } else { Outcome::Gone });
             return Duration::ZERO;
         }
         self.following.take_out_of_reach();
         let began = Instant::now();
-        self.move_out(run, outcomes);
-        self.judge(slots, generation, outcomes);
-        self.replace(map, run, source, outcomes);
-        self.end(run, source.is_none(), outcomes);
+        self.move_out(run, parts, outcomes);
+        self.judge(&contents, generation, outcomes);
+        for (at, part) in places(parts) {
+            let range = PageRange { start: run.start.add_pages(at), pages: part.pages };
+            self.replace(map, (range, at), part.source, &mut outcomes[at as usize..][..part.pages as usize]);
+        }
+        self.end(run, parts, outcomes);
         // Only contents of folded pages are left on the stage.
         self.used += run.pages;
         began.elapsed()
+    }
+
+    /// Folds a run of which a part cannot be registered: each part by itself.
+    fn fold_by_parts(
+        &mut self,
+        map: &mut Map,
+        run: PageRange,
+        parts: &[Part<'_>],
+        generation: u64,
+        outcomes: &mut [Outcome],
+    ) -> Duration {
+        let mut longest = Duration::ZERO;
+        for (at, part) in places(parts) {
+            let range = PageRange { start: run.start.add_pages(at), pages: part.pages };
+            let outcomes = &mut outcomes[at as usize..][..part.pages as usize];
+            longest = longest.max(self.fold(map, range, &[part], generation, outcomes));
+        }
+        longest
     }
 
     /// Closes the stage, then drops the contents of folded pages from it. In the other order, the follower would be
@@ -238,17 +271,20 @@ impl Section {
     }
 
     /// Moves out the pages that can be moved. Afterwards, the outcome `Folded` stands for a page that is out.
-    fn move_out(&self, run: PageRange, outcomes: &mut [Outcome]) {
-        let (mut at, mut tries) = (0, 0);
+    ///
+    /// The kernel moves no range that lies in more than one mapping. A refused run is moved by its parts.
+    fn move_out(&self, run: PageRange, parts: &[Part<'_>], outcomes: &mut [Outcome]) {
+        let (mut at, mut tries, mut by_parts) = (0, 0, false);
         while at < run.pages {
-            let from = PageRange { start: run.start.add_pages(at), pages: run.pages - at };
+            let end = if by_parts { end_of_part(parts, at) } else { run.pages };
+            let from = PageRange { start: run.start.add_pages(at), pages: end - at };
             // SAFETY: the run is registered, so every access to a page that is out sleeps until `end` wakes it. By
             // then, each page was mapped again or moved back. The stage is ours, and empty from `used` on.
             let moved = unsafe { self.watch().move_pages(from, self.staged(at)) };
             outcomes[at as usize..(at + moved.pages) as usize].fill(Outcome::Folded);
             at += moved.pages;
             match moved.stopped_by {
-                None => return,
+                None => {}
                 // Something holds the page for the moment: a lock, a batch of the kernel's own, or an unread message.
                 Some(Errno::AGAIN) if tries < TRIES => {
                     tries += 1;
@@ -256,6 +292,7 @@ impl Section {
                         std::thread::yield_now();
                     }
                 }
+                Some(_) if end_of_part(parts, at) < end => (by_parts, tries) = (true, 0),
                 Some(e) => {
                     outcomes[at as usize] = refusal(e);
                     (at, tries) = (at + 1, 0);
@@ -264,17 +301,16 @@ impl Section {
         }
     }
 
-    /// Compares each page that is out with its slot, or with zeros. Afterwards, `Folded` stands for equality.
-    fn judge(&self, slots: Option<PageRange>, generation: u64, outcomes: &mut [Outcome]) {
+    /// Compares each page that is out with the bytes at the address that `contents` has for it. Afterwards, `Folded` stands for
+    /// equality.
+    fn judge(&self, contents: &Contents, generation: u64, outcomes: &mut [Outcome]) {
         // The generation is read after the move: it then counts every file that was opened before, and through which a
         // write may have begun.
         let unpinned = openings::number() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
-            let n = n as u64;
-            let wanted = slots.map_or(zeros(), |slots| slots.start.add_pages(n));
-            // SAFETY: the staged page is present (it was just moved there) and ours. `wanted` is a constant, or a
+            // SAFETY: the staged page is present (it was just moved there) and ours. The other one is a constant, or a
             // page of the view. The view reaches to the end of a file, and the file cannot shrink.
-            let equal = unsafe { pages_equal(self.staged(n), wanted) };
+            let equal = unsafe { pages_equal(self.staged(n as u64), contents[n]) };
             if unpinned {
                 *outcome = Outcome::Unpinned;
             } else if !equal {
@@ -283,35 +319,45 @@ impl Section {
         }
     }
 
-    /// Replaces the pages that are equal and puts back the others.
-    fn replace(&self, map: &mut Map, run: PageRange, source: Option<Source<'_>>, outcomes: &mut [Outcome]) {
+    /// Replaces the pages of a part that are equal and puts back the others. `first` is the number of the part's first page in
+    /// the run.
+    fn replace(
+        &self,
+        map: &mut Map,
+        (part, first): (PageRange, u64),
+        source: Option<Source<'_>>,
+        outcomes: &mut [Outcome],
+    ) {
         let mut at = 0;
         while at < outcomes.len() {
-            let (verdict, piece) = (outcomes[at], piece_from(map, run, outcomes, at));
+            let (verdict, piece) = (outcomes[at], piece_from(map, part, outcomes, at));
             let pages = piece.pages as usize;
             let failed = match (verdict, source) {
                 (Outcome::Folded, None) => {
                     map.set_zeroed(piece);
                     None
                 }
-                (Outcome::Folded, Some(source)) => self.map(map, piece, source, at as u64).err(),
+                (Outcome::Folded, Some(Source { pool, first: slot })) => {
+                    let source = slot.add(at as u32).map(|first| Source { pool, first });
+                    self.map(map, piece, source, first + at as u64).err()
+                }
                 (Outcome::Changed | Outcome::Unpinned, _) => Some(verdict),
                 // These pages were never moved out.
                 _ => None,
             };
             if let Some(outcome) = failed {
-                self.put_back(piece, at as u64, outcome == Outcome::NoVma);
+                self.put_back(piece, first + at as u64, outcome == Outcome::NoVma);
                 outcomes[at..at + pages].fill(outcome);
             }
             at += pages;
         }
     }
 
-    fn map(&self, map: &mut Map, piece: PageRange, source: Source<'_>, at: u64) -> Result<(), Outcome> {
-        let slot = source.first.add(at as u32).ok_or(Outcome::Gone)?;
+    fn map(&self, map: &mut Map, piece: PageRange, source: Option<Source<'_>>, at: u64) -> Result<(), Outcome> {
+        let Source { pool, first: slot } = source.ok_or(Outcome::Gone)?;
         let traits = map.traits(piece).unwrap_or_default();
         let (kind, staged) = (Kind::Anonymous, Some(self.staged(at)));
-        let placing = Placing { pool: source.pool, slot, traits, kind, staged };
+        let placing = Placing { pool, slot, traits, kind, staged };
         // SAFETY: every page of the piece is out of reach, and its content was found equal to these slots' since
         // then. The table's lock keeps other threads from mapping anything else there.
         unsafe { place(&self.following, placing, piece) }.map_err(|_| Outcome::NoVma)?;
@@ -385,13 +431,16 @@ impl Section {
     }
 
     /// Wakes everybody, and leaves the anonymous rest of the run as it was registered before.
-    fn end(&self, run: PageRange, zeros: bool, outcomes: &[Outcome]) {
+    fn end(&self, run: PageRange, parts: &[Part<'_>], outcomes: &[Outcome]) {
+        let mut replaced = [false; RUN_PAGES as usize];
+        for (at, part) in places(parts).filter(|(_, part)| part.source.is_some()) {
+            (at..at + part.pages).for_each(|page| replaced[page as usize] = outcomes[page as usize] == Outcome::Folded);
+        }
         let mut at = 0;
-        while at < outcomes.len() {
-            let replaced = outcomes[at] == Outcome::Folded && !zeros;
-            let pages = outcomes[at..].iter().take_while(|o| (**o == Outcome::Folded && !zeros) == replaced).count();
+        for alike in replaced[..outcomes.len()].chunk_by(|one, next| one == next) {
+            let pages = alike.len();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
-            if !replaced {
+            if !alike[0] {
                 // Also wakes threads that sleep on zeros. The notes of writes are lost, so these pages count as
                 // written.
                 let _ = self.watch().unregister(piece);
@@ -435,6 +484,36 @@ fn tells_owners_apart(one: &Userfault, other: &Userfault, memory: &MemberMemory)
     }
 }
 
+/// The addresses of the bytes that the pages of a run are compared with.
+type Contents = [HostVirt; RUN_PAGES as usize];
+
+/// The contents of a run's pages; `None` if slots are not in the pool. This process may not have looked at these bytes for a while.
+/// They are brought in before anybody has to wait for them.
+fn contents(parts: &[Part<'_>]) -> Option<Contents> {
+    let mut contents = [zeros(); RUN_PAGES as usize];
+    for (at, part) in places(parts) {
+        if let Some(source) = part.source {
+            let slots = source.pool.slots(source.first, part.pages)?;
+            (0..part.pages).for_each(|n| contents[(at + n) as usize] = slots.start.add_pages(n));
+            touch(slots);
+        }
+    }
+    Some(contents)
+}
+
+/// The parts of a run, each with the number of its first page in the run.
+fn places<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = (u64, Part<'a>)> {
+    parts.iter().scan(0, |end, part| {
+        *end += part.pages;
+        Some((*end - part.pages, *part))
+    })
+}
+
+/// The end of the part that has this page of a run.
+fn end_of_part(parts: &[Part<'_>], page: u64) -> u64 {
+    places(parts).map(|(at, part)| at + part.pages).find(|end| page < *end).unwrap_or(page)
+}
+
 /// Reads a byte of every page, so that all are present when they are compared.
 fn touch(slots: PageRange) {
     for n in 0..slots.pages {
@@ -465,6 +544,10 @@ pub fn cut(range: PageRange, most: u64) -> impl Iterator<Item = PageRange> {
 #[cfg(test)]
 #[path = "section_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "section_part_tests.rs"]
+mod part_tests;
 
 #[cfg(test)]
 #[path = "section_failure_tests.rs"]

@@ -53,6 +53,11 @@ fn read_in_time(member: &Member, page: u64) -> Option<u64> {
     is_done.recv_timeout(Duration::from_secs(10)).ok()
 }
 
+/// A run of one part, which holds zeros if anything.
+const fn one_part(pages: u64) -> [Part<'static>; 1] {
+    [Part { pages, source: None }]
+}
+
 #[test]
 fn registration_that_fails_half_way_leaves_nothing_armed() {
     if !alone("section::failure_tests::registration_that_fails_half_way_leaves_nothing_armed") {
@@ -91,7 +96,7 @@ fn page_whose_frame_fails_while_it_is_out_does_not_hold_up_the_others() {
     let mut outcomes = [Outcome::Gone; 4];
     section.following.hold().begin_section();
     section.open().and_then(|()| section.guard(run)).unwrap();
-    section.move_out(run, &mut outcomes);
+    section.move_out(run, &one_part(all), &mut outcomes);
     assert_eq!(outcomes, [Outcome::Folded; 4]);
     let failed = PageRange { start: section.staged(1), pages: 1 };
     // SAFETY: the page is the test's, and is given up.
@@ -106,7 +111,7 @@ fn page_whose_frame_fails_while_it_is_out_does_not_hold_up_the_others() {
     });
     section.put_back(run, 0, false);
     done.send(()).unwrap();
-    section.end(run, false, &[Outcome::Changed; 4]);
+    section.end(run, &one_part(all), &[Outcome::Changed; 4]);
     for page in [0, 2, 3] {
         assert_eq!(member.word(page, 0).load(Ordering::Relaxed), page + 1);
     }
@@ -123,10 +128,10 @@ fn those_who_cannot_wait_are_refused_while_a_page_is_out() {
     let mut take = || memory.read_exact_at(&mut word, run.start.0).map_err(|e| e.raw_os_error());
     section.following.hold().begin_section();
     section.open().and_then(|()| section.guard(run)).unwrap();
-    section.move_out(run, &mut outcomes);
+    section.move_out(run, &one_part(1), &mut outcomes);
     let while_out = take();
     section.put_back(run, 0, false);
-    section.end(run, false, &[Outcome::Changed]);
+    section.end(run, &one_part(1), &[Outcome::Changed]);
     assert_eq!((outcomes, while_out), ([Outcome::Folded], Err(Some(libc::EIO))));
     assert_eq!(take(), Ok(()));
 }
@@ -147,14 +152,14 @@ fn protection_and_lock_that_pages_get_while_they_are_out_stay() {
         section.following.hold().begin_section();
         section.open().and_then(|()| section.guard(run)).unwrap();
         section.following.take_out_of_reach();
-        section.move_out(run, &mut outcomes);
+        section.move_out(run, &one_part(4), &mut outcomes);
         assert_eq!(outcomes, [Outcome::Folded; 4]);
         let arguments = [run.start.0 as usize, pages_to_bytes(run.pages) as usize, how, 0, 0, 0];
         // SAFETY: neither call changes contents.
         assert_eq!(unsafe { crate::raw::call(call, arguments) }, 0);
         let source = Source { pool: &pool, first: PoolSlot::new(0, 2).unwrap() };
-        section.replace(&mut table::lock(), run, Some(source), &mut outcomes);
-        section.end(run, false, &outcomes);
+        section.replace(&mut table::lock(), (run, 0), Some(source), &mut outcomes);
+        section.end(run, &one_part(4), &outcomes);
         let access = section.following.mapping_of(run.start).unwrap().access;
         let is_as_set = if call == libc::SYS_mprotect { access == libc::PROT_READ as u8 } else { maps::is_locked(run) };
         assert!(is_as_set, "system call {call} was lost: {outcomes:?}");

@@ -71,7 +71,8 @@ fn fold_is_undone_when_something_was_opened_meanwhile() {
     let mut outcomes = [Outcome::Gone; 4];
     let source = Some(Source { pool: &pool, first: PoolSlot::new(0, 0).unwrap() });
     let before = openings::number().wrapping_sub(1);
-    section.fold(&mut table::lock(), member.run(0, 4), source, before, &mut outcomes);
+    let part = super::Part { pages: 4, source };
+    section.fold(&mut table::lock(), member.run(0, 4), &[part], before, &mut outcomes);
     assert_eq!(outcomes, [Outcome::Unpinned; 4]);
     assert_eq!(member.in_pool(), 0);
     assert_eq!(member.word(2, 0).load(Ordering::Relaxed), 3);

@@ -2,7 +2,7 @@
 
 use crate::follow::Following;
 use crate::references;
-use crate::section::{Section, Source};
+use crate::section::{Part, Section, Source};
 use crate::table::{self, Advice, Traits};
 use crate::witness::Witness;
 use act::{DonationWindow, MemberMemory, PoolSegment, PoolView, Purpose, Userfault};
@@ -124,7 +124,8 @@ pub fn section() -> Option<Section> {
 pub fn fold(section: &mut Section, run: PageRange, source: Option<(&PoolView, u32)>) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Gone; run.pages as usize];
     let source = source.map(|(pool, first)| Source { pool, first: PoolSlot::new(0, first).unwrap() });
-    section.fold(&mut table::lock(), run, source, references::generation(), &mut outcomes);
+    let part = Part { pages: run.pages, source };
+    section.fold(&mut table::lock(), run, &[part], references::generation(), &mut outcomes);
     outcomes
 }
 

@@ -74,15 +74,46 @@ fn nothing_is_out_of_reach_once_something_was_opened() {
     let (member, pool, pagemap) = (Member::new(4), Pool::default(), Pagemap::open(std::process::id()).unwrap());
     let mut rounds = crate::round::Rounds::new(true, true).unwrap();
     let mut fold = |folder: &mut Folder| {
-        let (mut stats, mut all, mut again) = (MemberStats::default(), Vec::new(), Vec::new());
+        let (mut stats, mut all, mut again) = (MemberStats::default(), vec![Outcome::Gone; 4], Vec::new());
         let with = (&pool, &pagemap, &mut rounds);
-        folder.fold_piece(member.run(0, 4), Target::Zero, with, &mut stats, (&mut all, &mut again));
+        let run = Wanted { range: member.run(0, 4), target: Target::Zero, at: 0 };
+        folder.fold_stretch(&[run], with, &mut stats, (&mut all, &mut again));
         (all, stats.stalls.buckets.iter().sum::<u64>())
     };
     folder.surveyed = Ok(references::generation());
     assert_eq!(fold(&mut folder), (vec![Outcome::Changed; 4], 1));
     folder.surveyed = Ok(references::generation().wrapping_sub(1));
     assert_eq!(fold(&mut folder), (vec![Outcome::Unpinned; 4], 0));
+}
+
+/// Sections cost as much as some pages.
+#[test]
+fn neighbouring_runs_are_folded_together_and_each_has_its_outcomes() {
+    let name = "fold::tests::neighbouring_runs_are_folded_together_and_each_has_its_outcomes";
+    if !crate::testing::alone(name) {
+        return;
+    }
+    let Some(section) = crate::testing::section() else { return };
+    let mut folder = Folder::new(section, Some(10_000), PathBuf::from("/nonexistent")).unwrap();
+    let (member, pool, pagemap) = (Member::new(100), Pool::default(), Pagemap::open(std::process::id()).unwrap());
+    (0..page::PAGE_BYTES / 8).for_each(|word| member.word(2, word).store(0, Ordering::Relaxed));
+    let mut rounds = crate::round::Rounds::new(true, true).unwrap();
+    let mut fold = |runs: &[(u64, u16)]| {
+        let run = |(first, pages): &(u64, u16)| FoldRun {
+            start: member.run(*first, 1).start,
+            pages: *pages,
+            target: Target::Zero,
+        };
+        let (runs, mut stats) = (runs.iter().map(run).collect::<Vec<_>>(), MemberStats::default());
+        let outcomes = folder.fold(&runs, &pool, (&pagemap, &mut rounds), &mut stats);
+        (outcomes, stats.stalls.buckets.iter().sum::<u64>())
+    };
+    let (same, other) = (Outcome::Folded, Outcome::Changed);
+    assert_eq!(fold(&[(0, 2), (2, 1), (3, 1), (7, 2)]), (vec![other, other, same, other, other, other], 2));
+    // No more at once than a section may have: pages, and parts.
+    assert_eq!(fold(&[(10, 40), (50, 40)]).1, 2);
+    let one_by_one: Vec<_> = (20..20 + RUN_PARTS as u64 + 1).map(|page| (page, 1)).collect();
+    assert_eq!(fold(&one_by_one).1, 2);
 }
 
 /// Threads of the member may wait for each of these pages.
