@@ -24,6 +24,7 @@ mod own_machine;
 mod pool_memory;
 mod prover;
 pub mod raw;
+mod scheduling;
 pub mod seccomp;
 mod soft_read;
 mod standby;
@@ -58,6 +59,7 @@ pub use pool_memory::{
     DonationWindow, HeldLease, InheritedSegment, Lease, LeaseState, POOL_NAMES, PoolSegment, Role, Template, check,
 };
 pub use prover::Prover;
+pub use scheduling::set_preempting;
 pub use seccomp::FilterInstruction;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};

@@ -1,6 +1,6 @@
 //! A group's settings as people write them, in the configuration and in `pagefold group set`.
 
-use crate::control::{Fold, Settings, ZeroPolicy};
+use crate::control::{Fold, Latency, Settings, ZeroPolicy};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::str::FromStr;
 
@@ -41,6 +41,8 @@ pub struct Change {
     pub pool: Option<PoolSize>,
     /// See [`Settings::index_pages`].
     pub index_memory: Option<IndexSize>,
+    /// See [`Settings::latency`].
+    pub latency: Option<Latency>,
 }
 
 /// Settings to change, as programs write them: the names and values of [`Printed`], sizes also as text such as `2G`.
@@ -70,12 +72,14 @@ pub struct Wanted {
     #[serde(deserialize_with = "from_word")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<OrWord>))]
     index_memory: Option<IndexSize>,
+    /// What folding may take from programs that want the same processors.
+    latency: Option<Latency>,
 }
 
 impl From<Wanted> for Change {
     fn from(wanted: Wanted) -> Self {
-        let Wanted { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory } = wanted;
-        Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory }
+        let Wanted { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, latency } = wanted;
+        Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, latency }
     }
 }
 
@@ -150,6 +154,8 @@ pub struct Printed {
     pool: u64,
     /// Most memory of the index, in bytes.
     index_memory: u64,
+    /// What folding may take from programs that want the same processors.
+    latency: Latency,
 }
 
 impl From<&Settings> for Printed {
@@ -164,6 +170,7 @@ impl From<&Settings> for Printed {
             intra_member_only: settings.intra_member_only,
             pool: page::pages_to_bytes(settings.pool_slots.into()),
             index_memory: u64::from(settings.index_pages) * INDEX_BYTES_A_PAGE,
+            latency: settings.latency,
         }
     }
 }
@@ -239,6 +246,18 @@ pub fn parse_fold(text: &str) -> Result<Fold, String> {
     }
 }
 
+/// Parses a setting for the command line.
+///
+/// # Errors
+/// The text is none.
+pub fn parse_latency(text: &str) -> Result<Latency, String> {
+    match text {
+        "quiet" => Ok(Latency::Quiet),
+        "eager" => Ok(Latency::Eager),
+        _ => Err(format!("{text:?} is not how folding treats programs that want its processors: use quiet or eager")),
+    }
+}
+
 impl Change {
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {
@@ -266,6 +285,7 @@ impl Change {
             intra_member_only: self.intra_member_only.unwrap_or(settings.intra_member_only),
             pool_slots: self.pool.map_or(settings.pool_slots, |pool| pool.0),
             index_pages: self.index_memory.map_or(settings.index_pages, |index| index.0),
+            latency: self.latency.unwrap_or(settings.latency),
         }
     }
 
@@ -283,6 +303,7 @@ impl Change {
             intra_member_only: Some(settings.intra_member_only),
             pool: Some(PoolSize(settings.pool_slots)),
             index_memory: Some(IndexSize(settings.index_pages)),
+            latency: Some(settings.latency),
         }
     }
 
@@ -300,6 +321,7 @@ impl Change {
             intra_member_only: part(self.intra_member_only, &there.intra_member_only),
             pool: part(self.pool, &there.pool),
             index_memory: part(self.index_memory, &there.index_memory),
+            latency: part(self.latency, &there.latency),
         }
     }
 
@@ -313,6 +335,7 @@ impl Change {
             intra_member_only: later.intra_member_only.or(self.intra_member_only),
             pool: later.pool.or(self.pool),
             index_memory: later.index_memory.or(self.index_memory),
+            latency: later.latency.or(self.latency),
         }
     }
 }
@@ -376,7 +399,13 @@ mod tests {
 
     #[test]
     fn settings_that_were_printed_can_be_wanted() {
-        let settings = Settings { scan_rate: Some(7), fold: Fold::Off, pool_slots: 2048, ..Settings::default() };
+        let settings = Settings {
+            scan_rate: Some(7),
+            fold: Fold::Off,
+            pool_slots: 2048,
+            latency: Latency::Eager,
+            ..Settings::default()
+        };
         let printed = serde_json::to_string(&Printed::from(&settings)).unwrap();
         let change = Change::from(serde_json::from_str::<Wanted>(&printed).unwrap());
         assert_eq!(change.apply(Settings::default()), settings);
@@ -400,7 +429,7 @@ mod tests {
         let printed = serde_json::to_value(Printed::from(&settings)).unwrap();
         let expected = serde_json::json!({
             "scan_rate": 7, "zero_pages": "share", "huge_pages": 50, "fold": "on", "intra_member_only": false,
-            "pool": 8 << 20, "index_memory": 1 << 30,
+            "pool": 8 << 20, "index_memory": 1 << 30, "latency": "quiet",
         });
         assert_eq!(printed, expected);
         let settings = Settings { split_huge_at_percent: None, ..Settings::default() };
@@ -434,11 +463,12 @@ mod tests {
             intra_member_only: Some(true),
             pool: Some(PoolSize(3)),
             index_memory: Some(IndexSize(4)),
+            latency: Some(Latency::Eager),
         };
         let after = change.apply(before);
         assert_eq!((after.scan_rate, after.zero_pages), (None, ZeroPolicy::Ignore));
         assert_eq!((after.split_huge_at_percent, after.fold, after.intra_member_only), (None, Fold::Off, true));
-        assert_eq!((after.pool_slots, after.index_pages), (3, 4));
+        assert_eq!((after.pool_slots, after.index_pages, after.latency), (3, 4, Latency::Eager));
         let later = Change { fold: Some(Fold::On), ..Change::default() };
         assert_eq!(change.then(&later), Change { fold: Some(Fold::On), ..change });
     }

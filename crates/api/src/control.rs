@@ -63,6 +63,34 @@ pub enum ZeroPolicy {
     WhenIdle,
 }
 
+/// What folding may take from programs that want the same processors. The kernel divides processors between threads as
+/// usual in either case, so that no thread waits for long that keeps pages out of reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Latency {
+    /// Threads that scan and fold preempt no other thread when they wake (`SCHED_BATCH`).
+    #[default]
+    Quiet,
+    /// They do, as threads usually may.
+    Eager,
+}
+
+impl Latency {
+    /// Its name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Quiet => "quiet",
+            Self::Eager => "eager",
+        }
+    }
+
+    /// Whether it is that of a group whose configuration names none.
+    pub fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// The settings of a group; all of them can be changed at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -85,6 +113,9 @@ pub struct Settings {
     pub pool_slots: u32,
     /// Most pages without a duplicate that the index may remember.
     pub index_pages: u32,
+    /// What folding may take from programs that want the same processors. Workers of an earlier version do not know it.
+    #[serde(skip_serializing_if = "Latency::is_usual")]
+    pub latency: Latency,
 }
 
 impl Default for Settings {
@@ -98,6 +129,7 @@ impl Default for Settings {
             intra_member_only: false,
             pool_slots: page::PoolSlot::PER_SEGMENT,
             index_pages: 64 << 20,
+            latency: Latency::Quiet,
         }
     }
 }

@@ -45,7 +45,8 @@ use crate::ksm::ksmd::{WholeHost, may_use};
 use crate::overhead::make_dir;
 use crate::side::check_programs;
 use anyhow::Context;
-use api::change::ScanRate;
+use api::change::{ScanRate, parse_latency};
+use api::control::Latency;
 use arms::Arm;
 use burners::Host;
 use clap::builder::PossibleValuesParser;
@@ -113,6 +114,9 @@ pub struct Args {
     /// Pages that may be fingerprinted a second, as for `group set`
     #[arg(long, value_name = "auto|N|adaptive[:N%]", default_value = "auto")]
     scan_rate: ScanRate,
+    /// The group's setting, as for `group set`
+    #[arg(long, value_name = "quiet|eager", value_parser = parse_latency, default_value = "quiet")]
+    latency: Latency,
     /// Priority of the engine's threads: as they are, niceness 19, or only when nobody else wants the processor
     #[arg(long, value_name = "PRIORITY", value_enum, default_value = "same")]
     priority: Priority,
@@ -192,7 +196,7 @@ fn measure(
 ) -> anyhow::Result<Vec<Measured>> {
     let dir = dir.join(member.name());
     std::fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let settings = settings(args.scan_rate);
+    let settings = settings(args.scan_rate, args.latency);
     let scene = Scene::new(args, kinds, (member, &dir), &settings, guardian)?;
     let measured = scene.run();
     let ended = scene.finish();

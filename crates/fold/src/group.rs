@@ -25,7 +25,7 @@ use crate::table::MemberId;
 use crate::turns::Turns;
 use crate::upkeep::Inheritance;
 use crate::why::Question;
-use api::control::{Fold, Identity, News, Order, SegmentInfo, Settings, ZeroPolicy};
+use api::control::{Fold, Identity, Latency, News, Order, SegmentInfo, Settings, ZeroPolicy};
 use host::{MemoryLimits, ProcessId, Seqpacket};
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, VecDeque};
@@ -277,6 +277,8 @@ impl Group {
     /// Takes over new settings.
     fn set(&mut self, settings: Settings, now: Instant) {
         let before = std::mem::replace(&mut self.settings, settings);
+        // It is this worker's only thread. If the kernel refuses, the worker preempts others as threads usually do.
+        let _ = act::set_preempting(None, settings.latency == Latency::Eager);
         self.begin_to_adapt(now);
         self.planner.pool.set_most_slots(settings.pool_slots);
         if settings.intra_member_only && !self.planner.policy.intra_member_only {

@@ -46,6 +46,7 @@ const UNFOLD: Settings = Settings {
     intra_member_only: false,
     pool_slots: 1 << 20,
     index_pages: 1 << 20,
+    latency: api::control::Latency::Quiet,
 };
 
 /// A worker whose supervisor is gone waits, and asks the next one.

@@ -106,6 +106,53 @@ fn folding_group_is_shown_and_changed() {
     assert_eq!((&settings["huge_pages"], &settings["scan_rate"]), (&"never".into(), &"auto".into()), "{line}");
 }
 
+/// Policy of a thread by the kernel (`man 5 proc`, field 41 of `stat`).
+fn policy(pid: u64, tid: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.split(' ').nth(38)?.to_owned())
+}
+
+/// Policies of a process's threads by their names.
+fn policies(pid: u64) -> Vec<(String, String)> {
+    let tids = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of = |tid: &str| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+        Some((name.trim_end().to_owned(), policy(pid, tid)?))
+    };
+    tids.filter_map(|entry| of(entry.file_name().to_str()?)).collect()
+}
+
+#[test]
+fn threads_that_fold_preempt_others_only_in_eager_group() {
+    const USUAL: &str = "0";
+    const BATCH: &str = "3";
+    if cannot_fold() {
+        return;
+    }
+    let service = Service::start();
+    let program = std::path::PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name(PROGRAM);
+    let mut a = service.run("acme", "a", &[], &[program.to_str().expect("a plain path")]);
+    ["alloc x 600", "same x 0 500 1", "mergeable x"].iter().for_each(|line| _ = a.tell(line));
+    until(60, "it is folded", || folded_pages(&service.show("acme"), "a") == 500);
+    let shown = service.show("acme");
+    let member = number(&find_member(&shown, "a").unwrap()["pid"]);
+    let worker = number(&shown["worker_pid"]);
+    let are = |expected: &str| {
+        let (threads, of_worker) = (policies(member), policies(worker));
+        let agents: Vec<_> = threads.iter().filter(|(name, _)| name == "pagefold").collect();
+        let others = || threads.iter().filter(|(name, _)| name != "pagefold");
+        assert!(others().all(|(_, policy)| policy == USUAL) && others().count() > 1, "{threads:?}");
+        agents.len() == 1 && agents[0].1 == expected && of_worker.iter().all(|(_, policy)| policy == expected)
+    };
+    assert_eq!(shown["settings"]["latency"], "quiet");
+    assert!(are(BATCH), "{:?} {:?}", policies(member), policies(worker));
+    service.set("acme", &["--latency", "eager"]);
+    until(30, "the group is eager", || are(USUAL));
+    assert_eq!(service.show("acme")["settings"]["latency"], "eager");
+    service.set("acme", &["--latency", "quiet"]);
+    until(30, "the group is quiet again", || are(BATCH));
+}
+
 #[test]
 fn invalid_settings_and_unknown_groups_are_refused() {
     if cannot_fold() {
@@ -117,6 +164,7 @@ fn invalid_settings_and_unknown_groups_are_refused() {
         (&["set", "acme", "--scan-rate", "0"], 2, "use auto, or pages a second"),
         (&["set", "acme", "--huge-pages", "101%"], 2, "use never, or a percentage"),
         (&["set", "acme", "--zero-pages", "drop"], 2, "use share, ignore or when-idle"),
+        (&["set", "acme", "--latency", "low"], 2, "use quiet or eager"),
         (&["set", "acme"], 2, "nothing to set"),
         (&["set", "../acme", "--fold", "on"], 2, "group name"),
         (&["show", "no-such"], 2, "there is no group no-such"),

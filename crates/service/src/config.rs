@@ -11,7 +11,7 @@ use crate::park_config::{Park, WrittenPark};
 use crate::sketch_config::{Sketch, WrittenSketch};
 use crate::tokens;
 use api::change::{Change, HugePages, IndexSize, PoolSize, ScanRate, from_word};
-use api::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Latency, Settings, ZeroPolicy};
 use api::enrol::{NOT_ONE_DOMAIN, Rule, Via};
 use api::name;
 use api::setup::Token;
@@ -162,6 +162,7 @@ struct WrittenGroup {
     pool: Option<PoolSize>,
     #[serde(default, deserialize_with = "from_word")]
     index_memory: Option<IndexSize>,
+    latency: Option<Latency>,
     #[serde(default)]
     processes: Vec<Spanned<WrittenRule>>,
 }
@@ -381,8 +382,8 @@ impl WrittenGroup {
             })
         };
         let processes = self.processes.iter().map(rule).collect::<Result<_, _>>()?;
-        let Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, .. } = self;
-        let change = Change { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory };
+        let Self { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, latency, .. } = self;
+        let change = Change { scan_rate, zero_pages, huge_pages, fold, intra_member_only, pool, index_memory, latency };
         let settings = change.apply(Settings::default());
         Ok(GroupConfig { users, settings, processes })
     }
@@ -439,7 +440,7 @@ mod tests {
         let groups = parse(
             "[service]\ndir = '/run/x'\nworker-uid-base = 62000\n[[group]]\nname = 'acme'\nusers = ['alice', 7]\n\
              scan-rate = 1000\nzero-pages = 'when-idle'\nhuge-pages = 'never'\nfold = 'off'\nintra-member-only = true\n\
-             pool = '1G'\nindex-memory = '16M'\n[[group.processes]]\nuid = 'alice'\ncgroup = '/m/*'\n\
+             pool = '1G'\nindex-memory = '16M'\nlatency = 'eager'\n[[group.processes]]\nuid = 'alice'\ncgroup = '/m/*'\n\
              program = '/usr/bin/qemu-*'\n[[group]]\nname = 'beta'\nhuge-pages = 30\nscan-rate = 'adaptive:5%'\n",
         )
         .unwrap();
@@ -454,6 +455,7 @@ mod tests {
             intra_member_only: true,
             pool_slots: 1 << 18,
             index_pages: 1 << 20,
+            latency: Latency::Eager,
         };
         assert_eq!(acme.settings, expected);
         let beta = &groups["beta"].settings;

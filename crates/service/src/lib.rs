@@ -40,6 +40,7 @@ mod handed;
 pub mod helper;
 mod hidden;
 mod kept;
+mod latency;
 mod member_facts;
 mod orphans;
 mod park_config;

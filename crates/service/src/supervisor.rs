@@ -9,6 +9,7 @@ use super::group::{Group, Heard};
 use super::handed::Handed;
 use super::helper::Held;
 use super::hidden;
+use super::latency::schedule_agent;
 use super::park_config::Park;
 use super::prover::Prover;
 use super::registry::Registry;
@@ -346,6 +347,7 @@ impl Supervisor {
         }
         let group = self.registry.group(&member.group);
         group.idle_since = None;
+        schedule_agent(process.pid, group.settings().latency);
         if !group.admit(member.identity, socket) {
             return Err(format!("too many wait for the worker of group {}", member.group));
         }

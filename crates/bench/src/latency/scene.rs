@@ -13,6 +13,7 @@ use crate::serving::{Serving, own_threads_of, wait_for};
 use crate::side::{GROUP, Place, Running, Side};
 use anyhow::{Context, ensure};
 use api::change::ScanRate;
+use api::control::Latency;
 use cli::say;
 use host::ProcessStat;
 use std::cell::RefCell;
@@ -80,13 +81,13 @@ fn own_of(pids: &[u32]) -> Own {
 }
 
 /// The group's configuration.
-pub fn settings(scan_rate: ScanRate) -> String {
+pub fn settings(scan_rate: ScanRate, latency: Latency) -> String {
     let rate = match scan_rate {
         ScanRate::Auto => "\"auto\"".to_owned(),
         ScanRate::Adaptive(percent) => format!("\"adaptive:{percent}%\""),
         ScanRate::Pages(pages) => pages.to_string(),
     };
-    format!("fold = \"off\"\nscan-rate = {rate}")
+    format!("fold = \"off\"\nscan-rate = {rate}\nlatency = \"{}\"", latency.name())
 }
 
 impl<'a> Scene<'a> {

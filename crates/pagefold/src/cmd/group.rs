@@ -7,9 +7,11 @@ mod words;
 use crate::cmd::place;
 use crate::cmd::which::Which;
 use anyhow::bail;
-use api::change::{Change, HugePages, IndexSize, PoolSize, Printed, ScanRate, parse_fold, parse_zero_pages};
+use api::change::{
+    Change, HugePages, IndexSize, PoolSize, Printed, ScanRate, parse_fold, parse_latency, parse_zero_pages,
+};
 use api::client::Service;
-use api::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Latency, Settings, ZeroPolicy};
 use api::name;
 use clap::{ArgAction, Subcommand};
 use cli::exit::{Outcome, Stop};
@@ -84,6 +86,9 @@ struct SetArgs {
     /// Most memory of the index
     #[arg(long, value_name = "SIZE")]
     index_memory: Option<IndexSize>,
+    /// quiet: threads that scan and fold preempt no other thread when they wake; eager: they do
+    #[arg(long, value_name = "quiet|eager", value_parser = parse_latency)]
+    latency: Option<Latency>,
 }
 
 impl Args {
@@ -140,6 +145,7 @@ fn change(args: &Args, set: &SetArgs) -> anyhow::Result<Outcome> {
         intra_member_only: set.intra_member_only,
         pool: set.pool,
         index_memory: set.index_memory,
+        latency: set.latency,
     };
     if change.is_empty() {
         return Err(Stop::Usage("nothing to set: see pagefold group set --help".into()).into());

@@ -29,6 +29,7 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   huge-pages = 50                  # split one when 50% of it would fold; or \"never\"
   pool = \"64G\"                     # the most memory of the pool
   index-memory = \"1G\"              # the most memory of the index
+  latency = \"quiet\"                # or eager: its threads preempt others when they wake
 
   [[group.processes]]              # members not started by pagefold run: all that is named must fit
   uid = \"qemu\"                     # this or cgroup must be named

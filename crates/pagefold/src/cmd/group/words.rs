@@ -1,7 +1,7 @@
 //! A group's settings and worker in words.
 
 use api::ask::{GroupState, NOT_CONFIGURED, WorkerState};
-use api::control::{Fold, Settings, ZeroPolicy};
+use api::control::{Fold, Latency, Settings, ZeroPolicy};
 use api::promise::Fit;
 use page::pages_to_bytes;
 
@@ -44,6 +44,9 @@ pub fn settings(s: &Settings, configured: bool) -> String {
     }
     if s.pool_slots != usual.pool_slots {
         words.push(format!("pool of {}", cli::bytes(pages_to_bytes(s.pool_slots.into()))));
+    }
+    if s.latency == Latency::Eager {
+        words.push("eager for processors".to_owned());
     }
     if !configured {
         words.push(NOT_CONFIGURED.to_owned());
@@ -93,6 +96,7 @@ mod tests {
             fold: Fold::Off,
             intra_member_only: true,
             pool_slots: 2048,
+            latency: Latency::Eager,
             ..Settings::default()
         };
         let words = settings(&other, false);
@@ -104,6 +108,7 @@ mod tests {
             "stay whole",
             "by itself",
             "pool of 8.0 MiB",
+            "eager for processors",
             "last limits",
         ] {
             assert!(words.contains(part), "{words}");
