@@ -183,7 +183,7 @@ const UNIQUE: Column = sized!("UNIQUE", 3, anonymous_bytes, "anonymous page fram
 const PSS: Column = sized!("PSS", 4, proportional_bytes, "unique, and its part of the pool; files are left out");
 const BROKEN: Column = Column {
     head: "BROKEN/S",
-    what: "folded pages that were written, a second: at least so many",
+    what: "folded pages that were written, a second, at least",
     least: 8,
     rank: 5,
     cell: |item| known(item.figures().broken_bytes_per_s, size),
@@ -191,7 +191,7 @@ const BROKEN: Column = Column {
 };
 const CPU: Column = Column {
     head: "CPU%",
-    what: "processor time of folding, in percent of one processor",
+    what: "processor time of folding, of one processor",
     least: 5,
     rank: 6,
     cell: |item| known(item.figures().cpu_percent, percent),

@@ -29,8 +29,7 @@ fn state(word: &str, reason: &str, fix: Option<&str>) -> String {
 
 fn of_group(group: &Group) -> String {
     let slots = group.slots_by_sharers.map_or_else(String::new, |slots| {
-        let [none, one, two, few, many] = slots.map(count);
-        format!("; slots mapped by no page {none}, 1 page {one}, 2 {two}, 3 to 7 {few}, 8 and more {many}")
+        format!("; slots mapped by 0, 1, 2, 3 to 7, 8 and more pages: {}", slots.map(count).join("; "))
     });
     let pool = format!("pool {} of {}", known(group.pool_bytes, size), known(group.pool_limit_bytes, size));
     let scanned = known(group.scanned_pages_per_s, count);
@@ -46,7 +45,7 @@ fn of_group(group: &Group) -> String {
 fn listed<T: ToString>(all: &[T], most: usize) -> String {
     let words: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
     let more = if all.len() > most { format!(" and {} more", all.len() - most) } else { String::new() };
-    format!("{}{more}", words.join(" "))
+    format!("{}{more}", words.join(", "))
 }
 
 /// Members with pages in the same pool, by name.
@@ -65,7 +64,7 @@ fn of_member(member: &Member, frame: &Frame) -> String {
     };
     let with = match member.shares_with {
         0 => format!("shares with nobody of {}", member.group),
-        _ => format!("in one pool with {} of {}", listed(&sharers(member, frame), MOST_NAMES), member.group),
+        _ => format!("in the pool of {} with {}", member.group, listed(&sharers(member, frame), MOST_NAMES)),
     };
     let state = state(&member.state, &member.reason, member.fix.as_deref());
     format!("{}{domain}, {processes}{balloon}\n{state}\n{with}", member.member)

@@ -19,7 +19,7 @@ const DETAIL_LINES: u16 = 4;
 /// Least lines of a picture with details.
 const LEAST_WITH_DETAILS: u16 = 16;
 /// Keys in the last line.
-const KEYS: &str = "Enter open  Esc back  Tab level  / filter  <> order  i turn  r rate  f fold  ? help  q quit";
+const KEYS: &str = "Enter open  Esc back  Tab level  / filter  <> order  r rate  f fold  ? help  q";
 
 /// The styles of a picture. Without colour, it has only bold, dim and reversed letters.
 #[derive(Clone, Copy, Debug)]
@@ -164,18 +164,20 @@ fn totals(frame: &Frame) -> [String; 2] {
 
 /// The line about the place, the order and the filter.
 fn place(view: &View, frame: &Frame, shown: usize) -> String {
-    let (words, all) = match view.level {
-        Level::Groups => ("Groups", frame.groups.len()),
-        Level::Members => ("Members", frame.members.len()),
-        Level::Processes => ("Processes", frame.processes.len()),
+    let words = match view.level {
+        Level::Groups => "Groups",
+        Level::Members => "Members",
+        Level::Processes => "Processes",
     };
+    let all = view.in_scope(frame).len();
+    let number = if view.filter.is_empty() { all.to_string() } else { format!("{shown} of {all}") };
     let of = view.member.as_ref().or(view.group.as_ref().map(|(_, name)| name));
     let of = of.map_or_else(String::new, |name| format!(" of {name}"));
     let (column, is_down) = view.order();
     let head = columns::of(view.level)[column].head;
     let filter = if view.filter.is_empty() { String::new() } else { format!(", with \"{}\"", view.filter) };
     let held = if view.paused { ", HELD" } else { "" };
-    format!("{words}{of}: {shown} of {all}, by {head} {}{filter}{held}", if is_down { "down" } else { "up" })
+    format!("{words}{of}: {number}, by {head} {}{filter}{held}", if is_down { "down" } else { "up" })
 }
 
 /// Width of the longest name among these rows, in cells.
@@ -238,8 +240,7 @@ pub fn text(frame: &Frame, width: u16) -> String {
     let mut text: String =
         head(frame, None, width, paint).iter().map(|(line, _)| format!("{}\n", line.trim_end())).collect();
     for level in [Level::Groups, Level::Members] {
-        let mut view = View::default();
-        view.level = level;
+        let view = View::of(level);
         let (rows, area) = (view.rows(frame), Rect::new(0, 0, width, 1));
         let shown = columns::shown(level, width, longest(&rows));
         let mut line = |draw: &dyn Fn(&mut Buffer)| {

@@ -10,18 +10,15 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 const PAGE: isize = 10;
 
 /// Keys and their meanings, for the help.
-pub const HELP: [(&str, &str); 12] = [
-    ("up down PgUp PgDn Home End", "move; so do k and j"),
-    ("Enter, right", "members of a group, processes of a member"),
-    ("Esc, left", "back, or no filter"),
+pub const HELP: [(&str, &str); 9] = [
+    ("arrows, Home, PgUp", "move; so do k and j"),
+    ("Enter, Esc", "members of a group, processes of a member; back"),
     ("Tab", "groups, all members, all processes"),
-    ("/", "show rows with this text in name, group or state"),
-    ("< >", "order by another column"),
-    ("i", "turn the order round"),
-    ("r", "change the group's scan rate"),
-    ("f", "fold, stop folding or unfold the group"),
+    ("/", "rows with this text in name, group or state"),
+    ("< >, i", "order by another column; turn the order round"),
+    ("r", "change the group's scan rate, after a confirmation"),
+    ("f", "fold, stop folding or unfold the group, after a confirmation"),
     ("space", "hold the picture, or go on"),
-    ("?", "this help"),
     ("q, Ctrl-C", "quit"),
 ];
 

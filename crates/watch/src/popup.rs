@@ -38,8 +38,9 @@ pub fn draw(view: &View, frame: &Frame, area: Rect, buffer: &mut Buffer, edge: S
 }
 
 fn help(view: &View) -> String {
-    let keys = HELP.iter().map(|(key, what)| format!("{key:<26}{what}"));
-    let columns = columns::of(view.level).iter().map(|column| format!("{:<10}{}", column.head, column.what));
+    let keys = HELP.iter().map(|(key, what)| format!("{key:<20}{what}"));
+    let figures = columns::of(view.level).iter().filter(|column| !column.is_text());
+    let columns = figures.map(|column| format!("{:<20}{}", column.head, column.what));
     keys.chain([String::new()]).chain(columns).collect::<Vec<_>>().join("\n")
 }
 

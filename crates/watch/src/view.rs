@@ -90,8 +90,13 @@ fn key_of(item: Item<'_>) -> (GroupKey, String) {
 }
 
 impl View {
-    /// The rows, in order.
-    pub fn rows<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
+    /// All rows of a level.
+    pub fn of(level: Level) -> Self {
+        Self { level, ..Self::default() }
+    }
+
+    /// All rows of the level that belong to the group and the member which are shown.
+    pub fn in_scope<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
         let of_group = |item: &Item<'_>| {
             self.group.as_ref().is_none_or(|(service, group)| item.group() == (service.as_str(), group.as_str()))
         };
@@ -99,13 +104,18 @@ impl View {
             (Some(member), Item::Process(process)) => process.member == *member,
             _ => true,
         };
-        let all: Vec<Item<'a>> = match self.level {
+        match self.level {
             Level::Groups => frame.groups.iter().map(Item::Group).collect(),
             Level::Members => frame.members.iter().map(Item::Member).filter(of_group).collect(),
             Level::Processes => frame.processes.iter().map(Item::Process).filter(of_group).filter(of_member).collect(),
-        };
+        }
+    }
+
+    /// The rows that are shown, in order.
+    pub fn rows<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
         let wanted = self.filter.to_lowercase();
-        let mut rows: Vec<Item<'a>> = all.into_iter().filter(|item| has(*item, &wanted)).collect();
+        let mut rows = self.in_scope(frame);
+        rows.retain(|item| has(*item, &wanted));
         let (column, is_down) = self.order();
         let value = columns::of(self.level)[column].value;
         rows.sort_by(|one, two| {
@@ -234,7 +244,9 @@ impl View {
     pub fn confirm_fold(&mut self, frame: &Frame, group: GroupKey, fold: Fold) {
         let folded = frame.group(&group.0, &group.1).map(|known| &known.figures);
         let sum = folded.and_then(|f| f.folded_bytes?.checked_add(f.zero_bytes?));
-        let needs = sum.map_or_else(String::new, |bytes| format!(" They take up to {} more.", cli::bytes(bytes)));
+        let needs = sum
+            .filter(|bytes| *bytes > 0)
+            .map_or_else(String::new, |bytes| format!(" They take up to {} more.", cli::bytes(bytes)));
         let name = &group.1;
         let words = match fold {
             Fold::On => format!("Have group {name} fold."),
