@@ -16,6 +16,7 @@
 //! | `promise` | memory promised to guests before they start |
 //! | `place` | the directory of a service |
 //! | `shown` | groups in the shapes that programs read |
+//! | `history` | questions about figures over time |
 //! | `setup` | the supervisor's word to `pagefold-web` |
 //! | `member_words` | states of members in words |
 //! | `client` | finds a service and asks it |
@@ -29,6 +30,7 @@ pub mod client;
 pub mod control;
 pub mod enrol;
 pub mod hand;
+pub mod history;
 pub mod member_words;
 pub mod name;
 pub mod place;

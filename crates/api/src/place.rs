@@ -6,6 +6,7 @@
 //!   DIR/prove.sock         members that ask whether anybody else holds their pages; root's service only
 //!   DIR/control.sock       the command line
 //!   DIR/hand.sock          connections that are handed on
+//!   DIR/history.sock       questions about figures over time, where [history] is configured: `history`
 //!   DIR/users/UID/...      the same four, for one user alone: `host::own_socket`
 //!   DIR/workers/GROUP.sock a group's worker, for supervisors only
 //!   DIR/state.json         members, and settings changed on the fly, for the next supervisor
@@ -132,6 +133,11 @@ impl Place {
     /// The socket to which the command line connects.
     pub fn control_socket(&self) -> PathBuf {
         self.dir.join("control.sock")
+    }
+
+    /// The socket of the process that keeps a history: see [`crate::history`].
+    pub fn history_socket(&self) -> PathBuf {
+        self.dir.join("history.sock")
     }
 
     /// The socket of a group's worker.
