@@ -1,6 +1,7 @@
 //! Commands of `pagefold` that are kept running beside the supervisor, as the configuration wants them. One balances
 //! memory between guests (`[balance]`). Another one enrols running processes by rules (`[[enrol]]`). A third one parks guests that are
-//! idle (`[park]`). A fourth one writes sketches of guests (`[sketch]`): it becomes `pagefold-place`.
+//! idle (`[park]`). A fourth one writes sketches of guests (`[sketch]`): it becomes `pagefold-place`. A fifth one keeps figures over
+//! time (`[history]`): it becomes `pagefold-history`, and a user of its own.
 //!
 //! ```text
 //!   not wanted --> none

@@ -7,6 +7,7 @@
 
 use crate::balance_config::{Balance, WrittenBalance, WrittenGuest};
 use crate::enrol_config::{MOST_RULES, WrittenEnrol};
+use crate::history_config::{History, WrittenHistory};
 use crate::park_config::{Park, WrittenPark};
 use crate::sketch_config::{Sketch, WrittenSketch};
 use crate::tokens;
@@ -62,6 +63,8 @@ pub struct Config {
     pub vain_guarantees: usize,
     /// Sketches of guests' contents; `None`: there are none.
     pub sketch: Option<Sketch>,
+    /// Figures of groups and members over time; `None`: none are kept.
+    pub history: Option<History>,
     /// Rules that enrol running processes.
     pub enrol: Vec<Rule>,
     /// The groups. `None` without a configuration: any group may be made, by the service's own user.
@@ -116,6 +119,7 @@ struct Written {
     balance: Option<WrittenBalance>,
     sketch: Option<WrittenSketch>,
     park: Option<WrittenPark>,
+    history: Option<WrittenHistory>,
     #[serde(default)]
     guest: Vec<WrittenGuest>,
     #[serde(default)]
@@ -252,6 +256,7 @@ impl Config {
         let balance = written.balance.map(|balance| balance.check(written.guest)).transpose()?;
         let sketch = written.sketch.map(WrittenSketch::check).transpose()?;
         let park = written.park.map(WrittenPark::check).transpose()?;
+        let history = written.history.map(WrittenHistory::check).transpose().map_err(|(at, why)| Wrong(at, why))?;
         let takes = |via| match via {
             Via::Agent if without_prover => Err("attaching takes a prover, and [service] has prover = false"),
             Via::Ksm if !one_trust_domain => Err(NOT_ONE_DOMAIN),
@@ -270,6 +275,7 @@ impl Config {
             park,
             vain_guarantees,
             sketch,
+            history,
             enrol,
             groups: Some(groups),
         })
@@ -508,6 +514,7 @@ mod tests {
             ("api", "[api]", &example["api"]),
             ("balance", "[balance]", &example["balance"]),
             ("sketch", "[sketch]", &example["sketch"]),
+            ("history", "[history]", &example["history"]),
             ("park", "[park]", &example["park"]),
             ("guest", "[[guest]]", &example["guest"][0]),
             ("group.processes", "[[group]]\nname = 'a'\n[[group.processes]]", rule),

@@ -6,6 +6,7 @@
 //!   pagefold group set ------> supervisor --Set-------------> worker
 //!                              supervisor <-Segment + file--- worker                   (kept for a successor)
 //!   pagefold enrol apply ----> supervisor                    rules in, reasons out; pagefold-attach makes members (enrolment.rs)
+//!   pagefold-history --Groups, Show--> supervisor                                           figures over time ([history])
 //!   curl, Prometheus --HTTP--> pagefold-web --the questions of the command line--> supervisor
 //! ```
 //!
@@ -41,6 +42,7 @@ pub mod helper;
 mod hidden;
 mod kept;
 mod latency;
+mod history_config;
 mod member_facts;
 mod orphans;
 mod park_config;

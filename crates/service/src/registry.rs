@@ -39,6 +39,8 @@ pub struct Registry {
     limits: Option<MemoryLimits>,
     /// The user of the web side, if the web side has a user of its own.
     pub web_uid: Option<u32>,
+    /// The user of the process that keeps a history, if it has a user of its own.
+    pub history_uid: Option<u32>,
     /// Whether the service has a prover.
     pub has_prover: bool,
     /// Troubles of the service itself.
@@ -66,6 +68,7 @@ impl Registry {
             room: Room::default(),
             limits,
             web_uid: None,
+            history_uid: None,
             has_prover: false,
             troubles: Troubles::default(),
             enrolment: Enrolment::default(),
@@ -213,12 +216,21 @@ impl Registry {
     /// The users who may start members in, or change, at least one group.
     pub fn users(&self) -> BTreeSet<u32> {
         let named = self.groups.values().flat_map(|group| group.config.users.iter().copied());
-        named.chain([own_uid()]).chain(self.web_uid).collect()
+        named.chain([own_uid()]).chain(self.web_uid).chain(self.history_uid).collect()
+    }
+
+    /// Why a user that only helps this service may not ask this question; `None` if the user may.
+    pub fn forbidden(&self, uid: u32, question: &Ask) -> Option<&'static str> {
+        match question {
+            Ask::Groups | Ask::Show { .. } => None,
+            _ if self.history_uid == Some(uid) => Some("a history is made of reports alone"),
+            _ => self.forbidden_to_web(uid, question),
+        }
     }
 
     /// Why the web side may not ask this question; `None` if it may. An attacker that has taken the web side over can
     /// ask no more than that.
-    pub fn forbidden_to_web(&self, uid: u32, question: &Ask) -> Option<&'static str> {
+    fn forbidden_to_web(&self, uid: u32, question: &Ask) -> Option<&'static str> {
         let control = self.config.api.as_ref().is_some_and(|api| api.control);
         match question {
             _ if self.web_uid != Some(uid) => None,
@@ -247,10 +259,18 @@ impl Registry {
         uid == self.web_uid.unwrap_or_else(own_uid)
     }
 
-    /// Whether a user may start members of a group and change the group. [`Self::forbidden_to_web`] restricts the web
-    /// side further.
+    /// Whether this is the user of the process that keeps a history.
+    pub fn is_history(&self, uid: u32) -> bool {
+        self.history_uid == Some(uid)
+    }
+
+    /// Whether a user may start members of a group and change the group. [`Self::forbidden`] restricts the web side, and
+    /// the process that keeps a history, further.
     pub fn may(&self, uid: u32, config: &GroupConfig) -> bool {
-        uid == 0 || uid == own_uid() || config.users.contains(&uid) || self.web_uid == Some(uid)
+        uid == 0
+            || uid == own_uid()
+            || config.users.contains(&uid)
+            || [self.web_uid, self.history_uid].contains(&Some(uid))
     }
 }
 

@@ -6,7 +6,7 @@
 //! | a group that it names no more | as at a start: members run on with the last limits, and there are no new ones |
 //! | `[[enrol]]` | at once: processes that fit are attached within seconds; members stay members |
 //! | `reserve`, `one-trust-domain`, tokens, `control` | at once |
-//! | `[balance]`, `[[guest]]`, `[sketch]` | at once: the process for it is started again |
+//! | `[balance]`, `[[guest]]`, `[sketch]`, `[history]` | at once: the process for it is started again |
 //! | `[park]` | at once: the process that parks is started again. Guests that are parked stay so |
 //! | all else in `[service]` and `[api]` | by the next service |
 

@@ -191,7 +191,7 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn hear(&mut self, question: Ask) {
-        if let Some(why) = self.registry.forbidden_to_web(self.client.peer.uid, &question) {
+        if let Some(why) = self.registry.forbidden(self.client.peer.uid, &question) {
             return self.client.answer(&Answer::Refused(why.to_owned()));
         }
         let named = question.group().map(str::to_owned);
@@ -603,7 +603,7 @@ impl Request<'_> {
                 let is_member = |parent| state.find(parent).is_some();
                 let not_attached = self.registry.enrolment.of_group(group, is_member, Instant::now());
                 // Only a client that may see all groups gets this figure, which covers all of them.
-                let sees_all = self.may_know_of_all();
+                let sees_all = self.may_know_of_all() || self.registry.is_history(self.client.peer.uid);
                 let fit = if sees_all { super::admissions::fit(self.registry, group) } else { None };
                 let mut report = GroupReport { bill, no_prover, ..report.clone() };
                 member_facts::add(self.registry, group, &mut report.members);

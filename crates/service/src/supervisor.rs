@@ -53,6 +53,9 @@ const PROVER: &str = ":prover";
 /// Key of the web side's user among the users of workers.
 const WEB: &str = ":web";
 
+/// Key of the user of the process that keeps a history among the users of workers.
+const HISTORY: &str = ":history";
+
 /// The options of a service.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -80,12 +83,14 @@ pub struct Supervisor {
     balancer: Beside,
     sketcher: Beside,
     parker: Beside,
+    historian: Beside,
     enroller: Beside,
     signals: Signals,
     /// Control groups of workers that have ended.
     leftover: Vec<CgroupHome>,
     idle_since: Option<Instant>,
     said_no_home: bool,
+    said_no_history: bool,
     bills_due: Instant,
     limits_due: Instant,
     _lock: Lock,
@@ -107,16 +112,12 @@ impl Supervisor {
         let entrances = Entrances::new(place.clone())?;
         let prover = Prover::new(&place, !config.without_prover)?;
         let web = Web::new(&place, config.api.as_ref())?;
-        let balancer = Beside::new(
-            &place,
-            &pagefold,
-            "balancing memory between guests",
-            config.balance.as_ref().map(Balance::arguments),
-        );
-        let sketcher =
-            Beside::new(&place, &pagefold, "sketching guests", config.sketch.as_ref().map(Sketch::arguments));
-        let parker = Beside::new(&place, &pagefold, "parking idle guests", config.park.as_ref().map(Park::arguments));
-        let enroller = Beside::new(&place, &pagefold, "enrolling processes by rules", None);
+        let beside = |work, arguments| Beside::new(&place, &pagefold, work, arguments);
+        let balancer = beside("balancing memory between guests", config.balance.as_ref().map(Balance::arguments));
+        let sketcher = beside("sketching guests", config.sketch.as_ref().map(Sketch::arguments));
+        let parker = beside("parking idle guests", config.park.as_ref().map(Park::arguments));
+        let historian = beside("keeping figures over time", None);
+        let enroller = beside("enrolling processes by rules", None);
         let mut supervisor = Self {
             registry: Registry::new(place, config, state),
             clients: Clients::default(),
@@ -129,11 +130,13 @@ impl Supervisor {
             balancer,
             sketcher,
             parker,
+            historian,
             enroller,
             signals,
             leftover: Vec::new(),
             idle_since: None,
             said_no_home: false,
+            said_no_history: false,
             bills_due: Instant::now(),
             limits_due: Instant::now(),
             _lock: lock,
@@ -237,6 +240,7 @@ impl Supervisor {
             .chain(self.balancer.start_at(now))
             .chain(self.sketcher.start_at(now))
             .chain(self.parker.start_at(now))
+            .chain(self.historian.start_at(now))
             .chain(self.enroller.start_at(now))
             .chain([next_tick])
             .chain(self.entrances.due(now))
@@ -273,6 +277,7 @@ impl Supervisor {
                         self.balancer.child_ended(pid, status);
                         self.sketcher.child_ended(pid, status);
                         self.parker.child_ended(pid, status);
+                        self.historian.child_ended(pid, status);
                         self.enroller.child_ended(pid, status);
                     }
                 }
@@ -459,6 +464,7 @@ impl Supervisor {
         self.balancer.start_if_due(now);
         self.sketcher.start_if_due(now);
         self.parker.start_if_due(now);
+        self.start_history(now);
         self.enroller
             .set(self.wants_enroller().then(|| ["enrol", "apply", "--until-hangup"].map(str::to_owned).into()));
         self.enroller.start_if_due(now);
@@ -517,6 +523,30 @@ impl Supervisor {
                 Err(why) => self.web.not_started(&why),
             }
         }
+    }
+
+    fn start_history(&mut self, now: Instant) {
+        let arguments = self.registry.config.history.clone().and_then(|history| {
+            let reader = match self.registry.config.api {
+                Some(_) => self.registry.worker_uid(WEB),
+                None => Ok(None),
+            };
+            let uids = self.registry.worker_uid(HISTORY).and_then(|uid| Ok((uid, reader?)));
+            match uids {
+                Ok((uid, reader)) => {
+                    self.registry.history_uid = uid;
+                    Some(history.arguments(uid, reader))
+                }
+                Err(why) => {
+                    if !std::mem::replace(&mut self.said_no_history, true) {
+                        note!("keeping figures over time: {why}");
+                    }
+                    None
+                }
+            }
+        });
+        self.historian.set(arguments);
+        self.historian.start_if_due(now);
     }
 
     /// Reads the configuration again, and takes over of it what can be taken over by a service that runs.
@@ -617,6 +647,7 @@ impl Supervisor {
         self.balancer.end();
         self.sketcher.end();
         self.parker.end();
+        self.historian.end();
         self.enroller.end();
         // All that must not be lost was written when it was decided.
         self.write_state();

@@ -39,7 +39,7 @@ fn served(registry: &mut Registry, question: &Question, file: Option<ForeignFile
     let group = question.group();
     name::check("group", group)?;
     let config = registry.groups.get(group).map(|group| group.config.clone()).unwrap_or_default();
-    if !registry.may(uid, &config) || registry.web_uid == Some(uid) {
+    if !registry.may(uid, &config) || [registry.web_uid, registry.history_uid].contains(&Some(uid)) {
         return Err(format!("user {uid} may not deal with templates of group {group}: add it to the group's users"));
     }
     let is_allowed = registry.groups.contains_key(group) || registry.config.groups.is_none();

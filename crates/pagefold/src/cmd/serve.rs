@@ -79,6 +79,10 @@ to them. docs/pagefold.toml of the source is an annotated example with every key
   keep = 144                       # most files of this host there
   keep-size = \"1G\"               # most bytes of them
 
+  [history]                        # optional: figures of groups and members over time (pagefold history)
+  dir = \"/var/lib/pagefold/history\"
+  keep-size = \"1G\"               # most bytes of the file
+
   [[guest]]                        # what its name or id matches keeps this; the rest may be lent
   name = \"acme-*\"
   guaranteed = \"256M\"
