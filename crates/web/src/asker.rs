@@ -16,6 +16,7 @@ use api::ask::{GroupLine, GroupState, MemberLine, Trouble};
 use api::change::Change;
 use api::client::Service;
 use api::control::Settings;
+use api::history::{Told, Wanted};
 use api::place::Place;
 use api::promise::{Answered, Asked};
 use api::shown;
@@ -265,6 +266,14 @@ impl Asker {
         let place = self.place.clone();
         let ask = move || Service::connect_soon(&place)?.journal(after);
         tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
+    }
+
+    /// Asks the process that keeps a history; `None` where there is none. The calling thread waits.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn history(&self, wanted: &Wanted) -> anyhow::Result<Option<Told>> {
+        api::history::ask(&self.place, wanted)
     }
 
     /// Troubles of the service itself.

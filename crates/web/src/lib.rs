@@ -16,6 +16,7 @@
 //! | `access` | callers and their rights |
 //! | `routes` | paths, and their description as OpenAPI |
 //! | `asker` | questions to the supervisor |
+//! | `history` | figures over time |
 //! | `metrics`, `texts` | figures for Prometheus |
 //! | `feed`, `changes` | events |
 //! | `trail`, `wrong` | the journal, and what gets into it from here |
@@ -26,6 +27,7 @@ mod admissions;
 mod asker;
 mod changes;
 mod feed;
+mod history;
 mod metrics;
 mod pace;
 mod patient;
@@ -80,7 +82,8 @@ pub fn serve(supervisor: Seqpacket, limit: impl FnOnce() -> anyhow::Result<()>) 
     let feed = Arc::new(Feed::new(Arc::clone(&asker)));
     let wrong = Wrong::new(Arc::clone(&asker));
     let boot_s = host::boot_time_s()?;
-    let router = routes::router(App { asker, feed: Arc::clone(&feed), texts: Arc::new(Texts::default()), boot_s });
+    let (texts, asking) = (Arc::new(Texts::default()), history::Asking::default());
+    let router = routes::router(App { asker, feed: Arc::clone(&feed), texts, asking, boot_s });
     let server = Arc::new(Server::new(router, Access::new(&setup, owner), wrong));
     begin(&server, &feed, listeners).context("cannot serve the sockets")?;
     drop(guard);

@@ -38,6 +38,8 @@ pub struct App {
     pub asker: Arc<Asker>,
     /// Tells what happens.
     pub feed: Arc<Feed>,
+    /// Callers whose questions about figures over time are under way.
+    pub asking: crate::history::Asking,
     /// Metrics as text.
     pub texts: Arc<Texts>,
     /// Start of this machine, in seconds since 1970, as it was when this process started.
@@ -121,6 +123,7 @@ fn described() -> (OpenApiRouter<App>, utoipa::openapi::OpenApi) {
         .routes(routes!(crate::admissions::admit))
         .routes(routes!(members))
         .routes(routes!(group_members))
+        .routes(routes!(crate::history::history))
         .routes(routes!(events))
         .routes(routes!(journal))
         .routes(routes!(scrape));
