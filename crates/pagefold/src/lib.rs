@@ -50,6 +50,8 @@ enum Command {
     Group(cmd::group::Args),
     /// Guests and groups as they change: who shares with whom, what folding saves and costs
     Top(cmd::top::Args),
+    /// Figures of groups and members over time, where [history] is configured
+    History(cmd::history::Args),
     /// Prove from page frames that groups share nothing with each other, and what is really saved
     Audit(cmd::audit::Args),
     /// The journal: who has changed what
@@ -121,6 +123,7 @@ pub fn main() -> ExitCode {
         Command::Config(args) => cmd::config::run(&args),
         Command::Group(args) => cmd::group::run(&args),
         Command::Top(args) => cmd::top::run(&args),
+        Command::History(args) => cmd::history::run(&args),
         Command::Audit(args) => cmd::audit::run(&args),
         Command::Journal(args) => cmd::journal::run(&args),
         Command::Balance(args) => cmd::balance::run(&args),

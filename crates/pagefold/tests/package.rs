@@ -12,13 +12,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Files of the package, besides those of which there is one for each command.
-const FILES: [&str; 37] = [
+const FILES: [&str; 38] = [
     "etc/pagefold/pagefold.toml",
     "usr/bin/pagefold",
     "usr/bin/pagefold-qemu",
     "usr/lib/pagefold/libpagefold.so",
     "usr/lib/pagefold/pagefold-agent",
     "usr/lib/pagefold/pagefold-attach",
+    "usr/lib/pagefold/pagefold-history",
     "usr/lib/pagefold/pagefold-identity",
     "usr/lib/pagefold/pagefold-place",
     "usr/lib/pagefold/pagefold-prove",

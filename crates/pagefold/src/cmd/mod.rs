@@ -15,6 +15,7 @@ pub mod explain;
 pub mod forecast;
 pub mod group;
 pub mod guests;
+pub mod history;
 pub mod journal;
 pub mod ksm;
 pub mod migrate;

@@ -59,6 +59,7 @@ pub fn built(dir: &TempDir) -> Option<PathBuf> {
         "pagefold-prove",
         "pagefold-web",
         "pagefold-attach",
+        "pagefold-history",
         "pagefold-place",
         agent,
         helper,
