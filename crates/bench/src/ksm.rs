@@ -24,7 +24,7 @@ mod options;
 mod probe;
 mod prober;
 mod result;
-mod svg;
+pub(crate) mod svg;
 mod table;
 mod timings;
 mod walker;

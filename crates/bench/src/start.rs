@@ -17,6 +17,7 @@ mod added;
 mod contained;
 mod density;
 mod memory;
+mod picture;
 mod restored;
 mod scene;
 mod storm;
@@ -38,10 +39,11 @@ use contained::{Attached, Contained};
 use density::{Before, Density};
 use lab::Image;
 use memory::Memory;
+use picture::Figures;
 use restored::{Folded, Restored};
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use storm::Storm;
 
 /// The arm of clones that are folded.
@@ -52,7 +54,8 @@ const FOLDED: &str = "clone+fold";
 #[command(after_help = "\
 Example:
   pagefold bench start --image tiny --rounds 5 --many 100 --json
-  pagefold bench start --rounds 0 --many 0 --work 600 --restored 20 --json")]
+  pagefold bench start --rounds 0 --many 0 --work 600 --restored 20 --json
+  pagefold bench start --from tiny.json,debian.json --report start.html")]
 pub struct Args {
     /// Images, separated by commas: tiny, debian
     #[arg(long, value_delimiter = ',', default_value = "tiny", value_name = "IMAGE,...", value_parser = parse_image)]
@@ -89,6 +92,12 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write pictures of times and memory to FILE.html or FILE.svg
+    #[arg(long, value_name = "FILE", value_parser = picture::parse_report)]
+    report: Option<PathBuf>,
+    /// Start nothing: draw what --json has printed to these files
+    #[arg(long, value_delimiter = ',', value_name = "FILE,...", requires = "report", conflicts_with = "json")]
+    from: Vec<PathBuf>,
 }
 
 fn parse_image(text: &str) -> Result<Image, String> {
@@ -184,8 +193,22 @@ struct Bench {
     containers: Vec<Contained>,
 }
 
-/// Runs the bench and prints its result.
+/// Runs the bench, prints its result and draws it.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
+    if let (Some(report), false) = (&args.report, args.from.is_empty()) {
+        Figures::read(&args.from)?.write(report)?;
+        return Ok(Outcome::Done);
+    }
+    let bench = measure(args)?;
+    let mut out = std::io::stdout().lock();
+    if args.json { report::json::write(&mut out, &bench) } else { print(&mut out, &bench) }
+        .and_then(|()| out.flush())
+        .context("cannot write to stdout")?;
+    args.report.as_ref().map_or(Ok(()), |report| Figures::of(&bench)?.write(report))?;
+    Ok(Outcome::Done)
+}
+
+fn measure(args: &Args) -> anyhow::Result<Bench> {
     let mut guardian = Guardian::start()?;
     if args.work > 0 && args.arms.contains(&memory::KSMD) {
         guardian.keep_ksm(&may_use(args.whole_host)?)?;
@@ -223,11 +246,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
     }
     guardian.finish()?;
-    let mut out = std::io::stdout().lock();
-    if args.json { report::json::write(&mut out, &bench) } else { print(&mut out, &bench) }
-        .and_then(|()| out.flush())
-        .context("cannot write to stdout")?;
-    Ok(Outcome::Done)
+    Ok(bench)
 }
 
 fn one(image: Image, rounds: Vec<Times>) -> One {

@@ -5,13 +5,18 @@ mod common;
 use common::formats::assert_documented;
 use common::service::until;
 use common::{json_of, pagefold};
+use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
 fn figures_of_each_way_to_start_a_guest_are_there() {
-    let output = pagefold(&["bench", "start", "--rounds", "1", "--many", "2", "--idle", "0", "--json"]);
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a plain path").to_owned();
+    let [drawn, again, saved, page] = ["drawn.svg", "again.svg", "saved.json", "page.html"].map(path);
+    let words = ["bench", "start", "--rounds", "1", "--many", "2", "--idle", "0", "--json", "--report", &drawn];
+    let output = pagefold(&words);
     if output.status.code() == Some(3) {
         eprintln!("skipped: {}", String::from_utf8_lossy(&output.stderr));
         return;
@@ -31,6 +36,18 @@ fn figures_of_each_way_to_start_a_guest_are_there() {
         let all = ["copy", "stock", "clone", "clone+fold"];
         assert_eq!(arms, if list == "many" { &all[..] } else { &all[1..] });
         assert!(found[list].as_array().expect(list).iter().all(|each| each[field].as_f64() > Some(0.0)), "{found}");
+    }
+    // A dot for each way, and the same picture of what was saved.
+    fs::write(&saved, &output.stdout).expect("save it");
+    for report in [&again, &page] {
+        assert!(pagefold(&["bench", "start", "--from", &saved, "--report", report]).status.success());
+    }
+    let [drawn, again, page] = [drawn, again, page].map(|file| fs::read_to_string(file).expect("a picture"));
+    assert!(drawn.matches("<circle").count() == 6 && drawn.contains("clone+fold"), "{drawn}");
+    assert!(drawn == again && page.contains(&drawn) && page.ends_with("</html>\n"), "{again}");
+    for words in [&["--from", &saved][..], &["--report", "picture.png"], &["--from", "/dev/null", "--report", "x.svg"]]
+    {
+        assert_ne!(pagefold(&[&["bench", "start"], words].concat()).status.code(), Some(0));
     }
 }
 

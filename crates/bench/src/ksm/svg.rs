@@ -26,7 +26,7 @@ impl Scale {
 }
 
 /// Distance between the marks of an axis: 1, 2 or 5 times a power of ten, for about `count` marks up to `most`.
-fn step(most: f64, count: f64) -> f64 {
+pub fn step(most: f64, count: f64) -> f64 {
     let raw = (most / count).max(1e-9);
     let power = 10_f64.powf(raw.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw).unwrap_or(raw)
