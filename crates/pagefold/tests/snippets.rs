@@ -1,7 +1,7 @@
 //! Clones whose QEMU something else starts: the script of `pagefold clone --snippet`, by a shell, and by stand-ins for `virsh` and `qm`.
 //!
-//! The stand-ins give QEMU the options that libvirt 9 and Proxmox VE 8 give a machine of their own, and those of the script. The real
-//! ones were not there (docs/start.md).
+//! The stand-ins give QEMU the options that libvirt 9 and Proxmox VE 8 give a machine of their own, and those of the script.
+//! `./x suite trixie snippets` runs all of it with the QEMU of another suite of Debian's, and one test with its libvirt.
 
 mod common;
 
@@ -56,6 +56,9 @@ if action == 'start':
 else:
     subprocess.check_call([hook, vm, 'post-stop'])
 "#;
+
+/// Address of the real libvirt.
+const LIBVIRT: &str = "qemu:///system";
 
 /// A directory with stand-ins, which come first in the path.
 struct Hands(TempDir);
@@ -184,6 +187,48 @@ fn domain_of_libvirt_is_a_clone_that_answers() {
     let mut child = hands.run(&rig, &script, &[]);
     until_running(&rig, &mut child);
     assert!(child.0.wait().expect("the script ends").success());
+}
+
+/// libvirt in the root of `./x suite`, where nothing of it is the host's.
+#[test]
+fn domain_of_the_real_libvirt_is_a_clone_that_answers() {
+    if std::env::var_os("PAGEFOLD_SUITE").is_none() {
+        return eprintln!("skipped: ./x suite trixie snippets");
+    }
+    let rig = Rig::new();
+    if !rig.template("web", "acme", &[]) {
+        return;
+    }
+    fs::create_dir_all("/run/libvirt").expect("make a directory");
+    fs::write("/etc/libvirt/qemu.conf", "security_driver = \"none\"\nstdio_handler = \"file\"\n")
+        .expect("configure it");
+    fs::write("/etc/libvirt/libvirtd.conf", "auth_unix_ro = \"none\"\nauth_unix_rw = \"none\"\n")
+        .expect("configure it");
+    let daemon = Command::new("libvirtd").stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+    let _daemon = Ends(daemon.expect("start libvirtd"));
+    until(60, "libvirt answers", || virsh(&["list"]).is_some());
+    let words = ["clone", "web", "--group", "acme", "--name", "hand", "--snippet", "libvirt", "--timeout", "300"];
+    let script = text(&rig.json(&words), "snippet");
+    validate(&script);
+    let mut shell = rig.program("sh", &["-ec", &script]);
+    shell.env("LIBVIRT_DEFAULT_URI", LIBVIRT);
+    let mut child = Ends(shell.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run sh"));
+    // libvirt asks a QEMU that it has not seen before for everything that it can do.
+    until(300, "the clone is handed out, or the script has failed", || {
+        state(&rig, "hand") == "running" || child.0.try_wait().expect("look at the script").is_some()
+    });
+    until_running(&rig, &mut child);
+    assert!(child.0.wait().expect("the script ends").success(), "{}", errors(&mut child));
+    assert_eq!(virsh(&["domstate", "hand"]).as_deref(), Some("running"));
+    assert!(template_of(pid_of(&rig, "hand")).is_some(), "it maps the template");
+    rig.json(&["clones", "end", "hand"]);
+    until(60, "the domain has ended", || virsh(&["domstate", "hand"]).is_none());
+}
+
+/// Output of virsh, if it succeeds.
+fn virsh(words: &[&str]) -> Option<String> {
+    let output = Command::new("virsh").args(["-c", LIBVIRT]).args(words).output().expect("run virsh");
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// By libvirt's own schema, where that is on this host.
