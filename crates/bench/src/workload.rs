@@ -33,7 +33,34 @@ pub fn in_memory_script(pause_seconds: u64) -> String {
     )
 }
 
-/// Command that prints the number of turns that [`in_memory_script`] has made.
+/// Work of a guest of the image `debian`: it runs in the background until the guest ends. Each turn installs a package, runs tests,
+/// compiles, and has a database answer 100 queries; `pause_seconds` follow. [`TURNS_SCRIPT`] tells how many turns are over: one whose step fails
+/// is none.
+///
+/// | work | by | because the image has |
+/// |---|---|---|
+/// | package | `dpkg -i` of a package that the guest has packed of parts of Perl's library | no packages in its cache |
+/// | tests | `prove`: each of eight loads a module | no Python, and no tests of Perl's own |
+/// | compiler | a step of [`build_script`] | no compiler of C |
+/// | database | `mariadb-slap` | no sysbench |
+pub fn daily_script(pause_seconds: u64) -> String {
+    format!(
+        "(PATH=/usr/sbin:/usr/bin:/sbin:/bin; w=/var/tmp/work; {SOURCES_SCRIPT}; {PACKAGE_AND_TESTS}; n=0; \
+         while :; do k=$((n % {BUILD_STEPS} + 1)); dpkg -i $w/work.deb && prove $w/t && \
+         (cd /usr/share/perl/5.*.* && {BUILD_STEP}) && {TRANSACTIONS} && n=$((n + 1)) && echo $n >/tmp/turns; \
+         sleep {pause_seconds}; done) </dev/null >/dev/null 2>&1 &"
+    )
+}
+
+/// Commands that make the package and the tests of [`daily_script`], in the directory `$w`.
+const PACKAGE_AND_TESTS: &str = "mkdir -p $w/t $w/tree/DEBIAN $w/tree/opt/work; \
+    (cd /usr/share/perl/5.*.* && cp -r CPAN ExtUtils Module Pod $w/tree/opt/work/); \
+    printf '%s\\n' 'Package: pagefold-work' 'Version: 1' 'Architecture: all' 'Maintainer: Nobody <nobody@localhost>' \
+    'Description: work of a bench' >$w/tree/DEBIAN/control; dpkg-deb -Zgzip -z1 --root-owner-group -b $w/tree $w/work.deb; \
+    for m in Digest::SHA Encode File::Temp IO::Socket JSON::PP Math::BigInt Pod::Text Text::Wrap; do \
+    echo \"use Test::More tests => 1; use_ok(q($m));\" >$w/t/$m.t; done";
+
+/// Command that prints the number of turns that [`in_memory_script`] or [`daily_script`] has made.
 pub const TURNS_SCRIPT: &str = "cat /tmp/turns";
 
 /// File in a guest in which a load counts its operations.

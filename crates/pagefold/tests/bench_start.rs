@@ -130,5 +130,9 @@ fn frames_of_guests_that_work_are_counted_in_each_arm() {
         let last = of[of.len() - 1];
         assert_eq!(last["folded_of_possible"].is_null(), arm == "clone", "{found}");
         assert_eq!(last["merger_cpu_s"].as_f64() > Some(0.0), arm != "clone", "{found}");
+        assert!(
+            of.iter().all(|count| count["turns_each"].as_f64() >= Some(1.0)),
+            "all steps of the work succeed: {found}"
+        );
     }
 }

@@ -14,7 +14,7 @@ use crate::guardian::Guardian;
 use crate::ksm::folding::Folding as Service;
 use crate::ksm::ksmd::Ksmd;
 use crate::ksm::merger::Merger;
-use crate::workload::{TURNS_SCRIPT, churn_script, in_memory_script};
+use crate::workload::{TURNS_SCRIPT, churn_script, daily_script, in_memory_script};
 use audit::contents::{Contents, Places, Pooled};
 use cli::say;
 use lab::Image;
@@ -61,7 +61,7 @@ pub struct Memory {
     pub merger_cpu_s: f64,
     /// Mappings of each process.
     pub mappings_each: f64,
-    /// Turns of work that each guest has made until the end; `None` where they are not counted. Arms whose guests have made other numbers
+    /// Turns of work that each guest has made until the end; `None` if a guest has made none. Arms whose guests have made other numbers
     /// of turns are not to be compared.
     pub turns_each: Option<f64>,
 }
@@ -183,7 +183,10 @@ fn work(
     let cpu_before = side.cpu_s()?;
     let lived = LIVED.min(Duration::from_secs(seconds) / 2);
     let mut counted = vec![(0, Count::now(side, guests)?, 0.0, None)];
-    let script = if scene.image() == Image::Tiny { in_memory_script(PAUSE) } else { churn_script(PAUSE, DELETED_ROWS) };
+    let script = match scene.image() {
+        Image::Tiny => in_memory_script(PAUSE),
+        _ => format!("{} {}", churn_script(PAUSE, DELETED_ROWS), daily_script(PAUSE)),
+    };
     let once = format!("[ -e /run/works ] || {{ : >/run/works; {script} }}");
     let begin = Instant::now();
     guests.dirs().iter().try_for_each(|dir| start::measure::run(dir, &once).map(drop))?;
