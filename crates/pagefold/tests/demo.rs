@@ -12,14 +12,24 @@ use std::time::{Duration, Instant};
 /// interrupted demo would end in the middle of it.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Directory of the agent for running programs.
-const MUSL: &str = "target/x86_64-unknown-linux-musl/release";
+/// Directories of the agent for running programs, and of the helper inside guests.
+const MUSL: [&str; 2] = ["target/x86_64-unknown-linux-musl/release", "target/x86_64-unknown-linux-musl/guest"];
+
+/// What is built for the C library musl.
+fn built(kind: &str, program: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_BIN_EXE_pagefold")).parent().expect("a directory");
+    dir.with_file_name("x86_64-unknown-linux-musl").join(kind).join(program)
+}
 
 /// That agent, if it is built.
 fn agent() -> PathBuf {
     let dir = Path::new(env!("CARGO_BIN_EXE_pagefold")).parent().expect("a directory");
-    let kind = dir.file_name().expect("a name");
-    dir.with_file_name("x86_64-unknown-linux-musl").join(kind).join("pagefold-agent")
+    built(dir.file_name().and_then(|kind| kind.to_str()).expect("a name"), "pagefold-agent")
+}
+
+/// That helper, if it is built.
+fn helper() -> PathBuf {
+    built("guest", "pagefold-identity")
 }
 
 /// A source tree with `x` and a finished build, and a fake cargo that does nothing.
@@ -33,7 +43,7 @@ impl Tree {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::Builder::new().prefix("demo").tempdir_in("/tmp").expect("a temporary directory");
         let tree = Self { dir, _alone: alone };
-        for sub in ["cargo/bin", "target/release", MUSL, "tmp"] {
+        for sub in ["cargo/bin", "target/release", MUSL[0], MUSL[1], "tmp"] {
             fs::create_dir_all(tree.path(sub)).expect("make a directory");
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -53,7 +63,8 @@ impl Tree {
             fs::copy(program.with_file_name(name), tree.path("target/release").join(name))
                 .expect("copy what was built");
         }
-        let _ = fs::copy(agent(), tree.path(MUSL).join("pagefold-agent"));
+        let _ = fs::copy(agent(), tree.path(MUSL[0]).join("pagefold-agent"));
+        let _ = fs::copy(helper(), tree.path(MUSL[1]).join("pagefold-identity"));
         for (name, script) in [("cargo", "#!/bin/sh\n"), ("rustc", "#!/bin/sh\necho rustc 1.999.0\n")] {
             let path = tree.path("cargo/bin").join(name);
             fs::write(&path, script).expect("write a script");
@@ -139,6 +150,15 @@ fn demo_of_root_shows_vms_and_containers() {
         assert!(out.lines().any(|line| line.contains("nginx-")), "a container's programs are members: {out}");
     } else {
         eprintln!("skipped, that containers are folded: nothing is built for x86_64-unknown-linux-musl: ./x build");
+    }
+    if helper().exists() {
+        // Once by `clone`, once by `group show`, and once when they are ended.
+        let names = ["web-1", "web-2", "web-3"];
+        let of =
+            |name: &str| out.lines().filter(|line| line.split_whitespace().any(|word| word.starts_with(name))).count();
+        assert!(names.iter().all(|name| of(name) >= 3), "three clones: {out}");
+    } else {
+        eprintln!("skipped, that clones are started: nothing is built for x86_64-unknown-linux-musl: ./x build");
     }
 }
 
