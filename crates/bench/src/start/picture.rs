@@ -1,14 +1,13 @@
 //! Pictures of a result: time to an answer as a distribution, memory of a clone at rest and over time. One SVG with colours of its own,
 //! alone or in a page.
 
-use super::Bench;
 use crate::ksm::svg::step;
 use crate::median::median;
 use anyhow::{Context, ensure};
 use cli::size::count;
 use report::Align;
 use report::html::{self, Text};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -101,8 +100,11 @@ impl Figures {
     }
 
     /// Those of a result.
-    pub(super) fn of(bench: &Bench) -> anyhow::Result<Self> {
-        Ok(serde_json::from_value(serde_json::to_value(bench)?)?)
+    ///
+    /// # Errors
+    /// It is none of this bench.
+    pub fn of(result: &impl Serialize) -> anyhow::Result<Self> {
+        Ok(serde_json::from_value(serde_json::to_value(result)?)?)
     }
 
     /// Writes the pictures to a file: alone to an `.svg`, with a table of each to an `.html`.
