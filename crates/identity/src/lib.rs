@@ -14,7 +14,7 @@
 //!
 //! A guest that stood still gets `pagefold-clock 1 nonce=UUID time=..`, and sets its clock alone.
 //!
-//! The same line may come twice, and does no harm then. The host believes an answer only if it bears the nonce, and all
+//! The same line may come twice: the repairs are made once, and the clock is set again. The host believes an answer only if it bears the nonce, and all
 //! that the helper reads back is what was asked (`Request::check`). The helper is the guest's: it can lie about itself, and
 //! harms nobody else by that.
 #![forbid(unsafe_code)]

@@ -33,6 +33,7 @@ fn serve(device: &Path) -> io::Result<()> {
     let _ = act::make_raw(&port);
     let mut line = Vec::with_capacity(LINE_BYTES);
     let mut chunk = [0; CHUNK];
+    let mut repaired = String::new();
     loop {
         let count = port.read(&mut chunk)?;
         if count == 0 {
@@ -45,7 +46,7 @@ fn serve(device: &Path) -> io::Result<()> {
                 line.push(*byte);
                 continue;
             }
-            let answer = std::str::from_utf8(&line).ok().and_then(|text| answer(text.trim()));
+            let answer = std::str::from_utf8(&line).ok().and_then(|text| answer(text.trim(), &mut repaired));
             line.clear();
             if let Some(answer) = answer {
                 port.write_all(answer.line().as_bytes())?;
@@ -54,9 +55,17 @@ fn serve(device: &Path) -> io::Result<()> {
     }
 }
 
-/// Does what a line asks for; `None` if it asks for nothing.
-fn answer(text: &str) -> Option<Answer> {
+/// Does what a line asks for; `None` if it asks for nothing. `repaired` is the nonce of the last request whose repairs are all made. The
+/// host sends that again if the answer is late. Only its time is another then, so keys stay, and cards are not taken down again.
+fn answer(text: &str, repaired: &mut String) -> Option<Answer> {
     let machine = Machine::own();
-    let repaired = Request::parse(text).map(|request| machine.repair(&request));
-    repaired.or_else(|| Clock::parse(text).map(|clock| machine.set_clock(&clock)))
+    let Some(request) = Request::parse(text) else { return Clock::parse(text).map(|clock| machine.set_clock(&clock)) };
+    let is_again = *repaired == request.nonce;
+    let answer = if is_again {
+        machine.set_clock(&Clock { nonce: request.nonce.clone(), time: request.time })
+    } else {
+        machine.repair(&request)
+    };
+    *repaired = if answer.failed.is_empty() { request.nonce } else { String::new() };
+    Some(answer)
 }
