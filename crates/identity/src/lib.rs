@@ -21,6 +21,7 @@
 
 mod answer;
 mod clock;
+mod connections;
 pub mod repair;
 mod request;
 mod words;

@@ -7,12 +7,13 @@
 //! | hostname, machine-id | set, in the kernel and in `/etc` |
 //! | boot_id | a file is put over the kernel's, which cannot be set |
 //! | SSH host keys | deleted, and made again |
-//! | MAC and addresses | another MAC; addresses are taken away, and with them open connections end; a new address if the host gives one |
+//! | MAC and addresses | another MAC; addresses are taken away; a new address if the host gives one |
+//! | open connections | ended, before there are new addresses: see `connections.rs` |
 //! | whatever else a guest keeps to itself: random generators and identifiers of its programs | programs in `/etc/pagefold/identity.d` |
 //!
 //! Monotonic time cannot be stepped: it goes on where the template's stood.
 
-use crate::{Address, Answer, Clock, Request};
+use crate::{Address, Answer, Clock, Request, connections};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -115,7 +116,7 @@ impl Machine {
         server.map_or(Ok(()), |pid| Ok(rustix::process::kill_process(pid, rustix::process::Signal::HUP)?))
     }
 
-    /// Gives each network interface another MAC and no address, or the one that the host gives.
+    /// Gives each network interface another MAC and no address, or the one that the host gives. Connections end between both.
     fn set_network(&self, request: &Request) -> io::Result<()> {
         let Ok(found) = fs::read_dir(self.root.join("sys/class/net")) else { return Ok(()) };
         // Interfaces without a device are the kernel's own: loopback, tunnels.
@@ -125,17 +126,24 @@ impl Machine {
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .collect();
         names.sort();
+        let mut were_up = Vec::with_capacity(names.len());
         for (number, name) in (0..INTERFACES).zip(&names) {
             let mut mac = request.mac;
             mac[5] = mac[5].wrapping_add(number);
             let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
             let up = fs::read_to_string(self.root.join("sys/class/net").join(name).join("flags"));
-            let up = up.is_ok_and(|flags| is_up(&flags));
+            were_up.push(up.is_ok_and(|flags| is_up(&flags)));
             ip(&["link", "set", "dev", name, "down"])?;
             ip(&["link", "set", "dev", name, "address", &mac.join(":")])?;
             ip(&["addr", "flush", "dev", name])?;
+        }
+        // All links are down, so that the other ends hear nothing of it.
+        if !names.is_empty() {
+            connections::end_lost()?;
+        }
+        for (name, was_up) in names.iter().zip(were_up) {
             let address = request.address.as_ref().filter(|address| address.interface == *name);
-            if up || address.is_some() {
+            if was_up || address.is_some() {
                 ip(&["link", "set", "dev", name, "up"])?;
             }
             address.map_or(Ok(()), give_address)?;
