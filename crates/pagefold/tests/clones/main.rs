@@ -4,6 +4,7 @@
 mod common;
 
 mod failures;
+mod hazards;
 mod identity;
 mod interrupted;
 mod rig;

@@ -1,18 +1,21 @@
-//! Templates and clones of a test's own, and commands inside clones.
+//! Templates and clones of a test's own, and commands inside clones and inside guests that become templates.
 
-use crate::common::json_of;
 use crate::common::service::Service;
+use crate::common::supervised::{signal, wait_for_within};
+use crate::common::{Ends, json_of};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longest time that a command inside may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest time for a guest to boot.
+const BOOT: Duration = Duration::from_secs(240);
 
 /// Directories for templates and clones. Dropping it ends the clones.
 pub struct Rig {
@@ -81,6 +84,35 @@ impl Rig {
         true
     }
 
+    /// Makes a template of a guest of the group `acme` in which something happens before: `prepare` gets a function that runs a shell
+    /// command inside. `None`, with the reason printed, if the host lacks something. `words` begin with the template's name.
+    pub fn prepared<T>(&self, words: &[&str], prepare: impl FnOnce(&dyn Fn(&str) -> String) -> T) -> Option<T> {
+        let mut making = self.command(&[&["template", "create"], words, &["--group", "acme"]].concat());
+        let mut maker = Ends(making.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("run pagefold"));
+        let agent = self.templates().join(format!("acme/.{}.making/agent", words[0]));
+        let boots = wait_for_within(BOOT, "a guest boots", || match UnixStream::connect(&agent) {
+            Ok(stream) => Some(Some(stream)),
+            Err(_) => maker.0.try_wait().expect("look at it").map(|_| None),
+        });
+        let prepared = boots.map(|stream| {
+            // The guest boots on. It does not become a template as long as its maker stands still.
+            signal(maker.0.id(), "STOP");
+            wait_ready(stream);
+            let prepared = prepare(&|command| inside(&agent, command));
+            signal(maker.0.id(), "CONT");
+            prepared
+        });
+        let status = maker.0.wait().expect("wait for it");
+        let mut said = String::new();
+        maker.0.stderr.take().expect("its errors").read_to_string(&mut said).expect("read them");
+        if status.code() == Some(3) {
+            eprintln!("skipped: {said}");
+            return None;
+        }
+        assert!(status.success() && prepared.is_some(), "{said}");
+        prepared
+    }
+
     /// Makes clones in the group `acme`.
     pub fn clone(&self, template: &str, more: &[&str]) -> Vec<Value> {
         let made = self.json(&[&["clone", template, "--group", &self.group], more].concat());
@@ -110,12 +142,45 @@ impl Rig {
     pub fn inside(&self, clone: &str, command: &str) -> String {
         inside(&self.clones().join(clone).join("agent"), command)
     }
+
+    /// The clock of a clone of `tiny`, in seconds since 1970, and by how much it differs from the host's at least.
+    pub fn clock(&self, clone: &str) -> (f64, f64) {
+        let before = host_clock();
+        let told = self.inside(clone, "adjtimex");
+        let after = host_clock();
+        let field = |name: &str| {
+            let value = told.lines().find_map(|line| line.trim().strip_prefix(name));
+            value.and_then(|value| value.trim().parse::<f64>().ok()).unwrap_or_else(|| panic!("no {name} in {told}"))
+        };
+        let clock = field("time.tv_sec:") + field("time.tv_usec:") / 1e6;
+        (clock, (before - clock).max(clock - after))
+    }
+}
+
+/// Seconds since 1970, by the host's clock.
+fn host_clock() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs_f64()
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
         self.run(&["clones", "end", "--all"]);
     }
+}
+
+/// Waits until the agent in a guest that boots says that it reads.
+fn wait_ready(mut stream: UnixStream) {
+    stream.set_read_timeout(Some(Duration::from_secs(1))).expect("set a time");
+    let mut heard = Vec::new();
+    wait_for_within(BOOT, "its agent is ready", || {
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk) {
+            Ok(0) => panic!("the guest has ended: {}", String::from_utf8_lossy(&heard)),
+            Ok(count) => heard.extend(&chunk[..count]),
+            Err(_) => {}
+        }
+        String::from_utf8_lossy(&heard).contains("\n@ready\n").then_some(())
+    });
 }
 
 /// See `crates/lab/recipes/agent.sh`.
