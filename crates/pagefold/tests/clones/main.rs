@@ -7,6 +7,7 @@ mod failures;
 mod hazards;
 mod identity;
 mod interrupted;
+mod parked;
 mod rig;
 mod rollback;
 mod saved;
