@@ -4,6 +4,7 @@
 mod common;
 
 mod failures;
+mod generation;
 mod hazards;
 mod identity;
 mod interrupted;
