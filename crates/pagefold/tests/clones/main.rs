@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod debian;
 mod failures;
 mod generation;
 mod hazards;
