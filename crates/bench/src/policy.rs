@@ -2,18 +2,24 @@
 //!
 //! `--record` makes a trace: it fingerprints a program's private pages every two seconds.
 
-use ::policy::replay::{Rule, Score, Today, replay};
-use ::policy::{TODAY, Textbook, Trace};
+mod replay;
+mod textbook;
+mod trace;
+
+use ::policy::TODAY;
 use anyhow::{Context, bail};
 use cli::exit::Outcome;
 use cli::output;
 use host::{Pagemap, ProcessMemory};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
+use replay::{Rule, Score, Today, replay};
 use report::{Align, Table};
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use textbook::{RENTAL, Textbook};
+use trace::Trace;
 
 /// Time between two looks of a recording, in seconds.
 const LOOK_SECONDS: u32 = 2;
@@ -54,6 +60,8 @@ struct Row {
     policy: &'static str,
     /// Page seconds folded, of those that are possible: rests of a minute and more, from the first look on.
     merged_of_possible: f64,
+    /// Page seconds folded, of all page seconds of the pages that appear in the trace.
+    folded_share: f64,
     /// Share of folds that ended within a minute.
     short_share: f64,
     /// Estimate of processor time: 4 us for each fold, 3 for each written page that was folded, 1 for each noted write.
@@ -74,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let trace = Trace::parse(&text).map_err(|e| anyhow::anyhow!("{}: {e}", file.display()))?;
         rows.push(row(file, "today", &trace, &mut Today::new(&TODAY)));
-        rows.push(row(file, "textbook", &trace, &mut Textbook::new(&TODAY.textbook)));
+        rows.push(row(file, "textbook", &trace, &mut Textbook::new(&RENTAL)));
     }
     if args.json {
         output::line(serde_json::to_string_pretty(&rows)?)?;
@@ -85,9 +93,9 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 fn row(file: &Path, policy: &'static str, trace: &Trace, rule: &mut impl Rule) -> Row {
-    let Score { merged_of_possible, short_share, cpu_s, folds, .. } = replay(trace, rule, 0);
+    let Score { merged_of_possible, folded_share, short_share, cpu_s, folds } = replay(trace, rule, 0);
     let trace = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Row { trace, policy, merged_of_possible, short_share, cpu_s, folds }
+    Row { trace, policy, merged_of_possible, folded_share, short_share, cpu_s, folds }
 }
 
 fn table(rows: &[Row]) -> String {

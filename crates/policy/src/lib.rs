@@ -1,5 +1,5 @@
 //! Which resting pages of a member are folded, and when. Pure: events and times in, answers out. So it is judged by
-//! replaying what programs wrote ([`replay`]), in seconds.
+//! replaying what programs wrote (`pagefold bench policy`), in seconds.
 //!
 //! ```text
 //!   the agent's map: pages folded, written, discarded          a round: pages changed, folds made, folds short-lived
@@ -17,15 +17,10 @@
 
 mod history;
 pub mod params;
-pub mod replay;
-mod textbook;
-mod trace;
 mod turnover;
 
 pub use history::{History, NOTES_BYTES};
 pub use params::{Cadence, LIFE, MOMENTS, Params, TODAY};
-pub use textbook::Textbook;
-pub use trace::Trace;
 pub use turnover::{ByMoment, Folds, QuietInterval, Worth, moment};
 
 use std::time::{Duration, Instant};

@@ -38,8 +38,6 @@ pub struct Params {
     pub judged: Judged,
     /// See [`Pages`].
     pub pages: Pages,
-    /// See [`Rental`]. The agent does without.
-    pub textbook: Rental,
     /// How often the agent looks while little changes, or much has changed for long.
     pub seldom: Cadence,
     /// The same while the time decides which pages are worth folding.
@@ -134,17 +132,6 @@ pub struct Pages {
     pub forget: u32,
 }
 
-/// The textbook rule ([`Textbook`](crate::Textbook)), beside which the others are judged.
-#[derive(Clone, Copy, Debug)]
-pub struct Rental {
-    /// Rest after which a page is folded of whose block nothing is known, in seconds.
-    pub first_seconds: u32,
-    /// Least and most of that rest, in seconds.
-    pub bounds_seconds: [u32; 2],
-    /// Length of a block, in pages.
-    pub block_pages: u64,
-}
-
 /// How often the agent looks at its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cadence {
@@ -195,7 +182,6 @@ pub const TODAY: Params = Params {
         probes: Probes { one_in: 256, piece_pages: 16 },
     },
     pages: Pages { rest: 12, left_alone: [60, 120, 240], lasting: LIFE_SECONDS + 8, forget: 1024 },
-    textbook: Rental { first_seconds: 4, bounds_seconds: [2, 1024], block_pages: 16 },
     seldom: SELDOM,
     busy: Cadence { rounds: 100, searches: 200, broken_longest: 4, is_little: false, ..SELDOM },
     busiest: Cadence {

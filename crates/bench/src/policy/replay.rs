@@ -3,11 +3,13 @@
 //! A [`Trace`] is a list of looks. Each look names the pages that were written since the look before. All pages can be
 //! folded; which of them have a duplicate is none of the policy's business.
 
-use crate::params::{LIFE_SECONDS, Params};
-use crate::{Event, History, Policy, Trace};
+use super::trace::Trace;
+use ::policy::{Event, History, LIFE, Params, Policy};
 use page::{Bits, CHUNK_PAGES, HostVirt, PAGE_SHIFT, PageRange, chunks};
 use std::time::{Duration, Instant};
 
+/// [`LIFE`] in seconds.
+pub const LIFE_SECONDS: u32 = LIFE.as_secs() as u32;
 /// Processor time, in us, of folding a page, of the kernel's copy when it is written again, and of noting a write. They are
 /// estimates for the agent and the program together: a replay measures no time.
 const COSTS_US: [u64; 3] = [4, 3, 1];

@@ -1,10 +1,23 @@
 //! The textbook rule, ski rental: a page is folded when it has rested for a while. That while doubles for its block with
 //! a short-lived fold, and halves with one that has lived.
 
-use crate::params::{LIFE_SECONDS, Rental};
-use crate::replay::Rule;
+use super::replay::{LIFE_SECONDS, Rule};
 use page::Bits;
 use std::collections::BTreeMap;
+
+/// The numbers of the rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Rental {
+    /// Rest after which a page is folded of whose block nothing is known, in seconds.
+    pub first_seconds: u32,
+    /// Least and most of that rest, in seconds.
+    pub bounds_seconds: [u32; 2],
+    /// Length of a block, in pages.
+    pub block_pages: u64,
+}
+
+/// The numbers that it begins with.
+pub const RENTAL: Rental = Rental { first_seconds: 4, bounds_seconds: [2, 1024], block_pages: 16 };
 
 /// A block of pages that have one while.
 #[derive(Clone, Copy, Debug)]

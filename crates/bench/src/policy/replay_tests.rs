@@ -2,7 +2,8 @@
 //! short-lived.
 
 use super::*;
-use crate::{QuietInterval, TODAY, Textbook};
+use crate::policy::textbook::{RENTAL, Textbook};
+use ::policy::{QuietInterval, TODAY};
 
 /// Size of a simulated member, in pages.
 const PAGES: u64 = 40 * CHUNK_PAGES;
@@ -101,7 +102,7 @@ fn textbook_rule_waits_longer_where_folds_are_short() {
     // A page that is written every 20 s, and pages that never are.
     let written: Vec<u32> = (1..100).map(|n| n * 20).collect();
     let score = |rule: &mut Textbook| replay(&trace(2000, &written), rule, 0);
-    let textbook = score(&mut Textbook::new(&TODAY.textbook));
+    let textbook = score(&mut Textbook::new(&RENTAL));
     let always = replay(&trace(2000, &written), &mut Always, 0);
     assert!(textbook.folds < always.folds / 2 + 100, "{textbook:?} {always:?}");
     assert!(textbook.merged_of_possible > 0.9, "{textbook:?}");
