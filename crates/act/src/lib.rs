@@ -10,8 +10,6 @@ mod apart;
 mod cgroup_home;
 mod confine;
 mod dumpable;
-#[cfg(target_env = "gnu")]
-mod exit_hold;
 mod file_store;
 mod filter_trial;
 mod follow;
@@ -28,8 +26,9 @@ mod scheduling;
 pub mod seccomp;
 mod soft_read;
 mod standby;
+// libc knows `ptrace` of glibc only.
 #[cfg(target_env = "gnu")]
-mod trace;
+pub mod trace;
 mod userfault;
 
 pub use advice::{ask_to_merge, page_out, prefer_huge_pages};
@@ -40,8 +39,6 @@ pub use confine::{
     raise_open_files_limit, without_frame_numbers,
 };
 pub use dumpable::is_dumpable;
-#[cfg(target_env = "gnu")]
-pub use exit_hold::{Dying, ExitHold};
 pub use file_store::FileStore;
 pub use filter_trial::fatal_call;
 pub use follow::{Expected, Follower, PROGRAMS, Told};
@@ -63,8 +60,6 @@ pub use scheduling::set_preempting;
 pub use seccomp::FilterInstruction;
 pub use soft_read::SoftReader;
 pub use standby::{Inheritance, Inherited, Standby};
-#[cfg(target_env = "gnu")]
-pub use trace::{REGISTERS, Registers, Resume, Stop, Tracee, registers_of, share_files, sharer_of_memory, words_of};
 pub use userfault::{Claim, Fault, Message, Moved, Purpose, Userfault, Watch, file_of_thread};
 
 /// For tests: a lock for tests that fork, or that ask whether a lease is mapped. A forked child has all mappings that

@@ -10,6 +10,10 @@
 //!
 //! When the tracer ends, the kernel lets all of its tracees go on.
 
+mod exit_hold;
+
+pub use exit_hold::{Dying, ExitHold};
+
 use crate::FilterInstruction;
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -330,14 +334,14 @@ unsafe fn request(request: libc::c_uint, thread: Pid, address: usize, data: usiz
 ///
 /// # Safety
 /// As for [`request`].
-pub(crate) unsafe fn ask(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<i64, Errno> {
+unsafe fn ask(request: libc::c_uint, thread: Pid, address: usize, data: usize) -> Result<i64, Errno> {
     let thread = thread.as_raw_nonzero().get();
     // SAFETY: by the caller.
     let answer = unsafe { libc::ptrace(request, thread, address as *mut c_void, data as *mut c_void) };
     if answer == -1 { Err(last_error()) } else { Ok(answer) }
 }
 
-pub(crate) fn last_error() -> Errno {
+fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 

@@ -13,7 +13,7 @@
 //! A forked child that enrols begins with an arena of its own ([`begin_anew`]). Its parent's stays mapped, and is only read.
 
 use crate::lock::Lock;
-use crate::raw;
+use crate::{raw, world};
 use dlmalloc::Dlmalloc;
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use rustix::io::Errno;
@@ -53,7 +53,6 @@ pub struct Arena;
 static ARENA: Arena = Arena;
 
 /// All memory that the agent's data may lie in. Empty before the first allocation.
-#[cfg(any(test, not(target_env = "gnu")))]
 pub fn range() -> PageRange {
     let (start, end) = (START.load(Ordering::Acquire), END.load(Ordering::Acquire));
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
@@ -66,7 +65,7 @@ pub fn holds(address: usize) -> bool {
 
 /// Whether the calling thread is one of the agent's. Without hooks, no other thread runs code of the agent.
 pub fn is_own_thread() -> bool {
-    !crate::HOOKED || holds(raw::stack())
+    !world::is_hooked() || holds(raw::stack())
 }
 
 /// The part of the range that was ever handed out. Pages of it that nobody has touched take no memory: most of each
@@ -98,7 +97,7 @@ pub fn map(bytes: usize) -> Option<PageRange> {
 ///
 /// # Safety
 /// The calling thread is the only one, and holds no memory of the arena that it is going to change.
-pub unsafe fn begin_anew() {
+pub(crate) unsafe fn begin_anew() {
     [&START, &END, &USED, &OPENED].into_iter().for_each(|of| of.store(0, Ordering::Release));
     // SAFETY: by the caller.
     unsafe { HEAP.begin_anew(Dlmalloc::new_with_allocator(Reserved)) };
@@ -126,7 +125,7 @@ fn reserve() -> bool {
         };
         if let Ok(start) = act::map_apart(bytes, map) {
             let start = start as usize;
-            if !crate::HOOKED {
+            if !world::is_hooked() {
                 // Children run no code of the agent's.
                 // SAFETY: advice on the mapping just made.
                 unsafe { raw::call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTFORK as usize, 0, 0, 0]) };

@@ -91,7 +91,7 @@ impl Folder {
             collapse: Collapse::new(Instant::now()),
             no_refold_until: None,
             patience,
-            turns: Turns::new(),
+            turns: Turns,
             not_held: Vec::new(),
             yields: Yields::default(),
             surveyed,
@@ -210,7 +210,6 @@ impl Folder {
     }
 
     /// The section, the witness and the turns, for restoring memory as it was before the agent came.
-    #[cfg(any(test, not(target_env = "gnu")))]
     pub fn parts(&mut self) -> (&Section, &mut Witness, &mut Turns) {
         (&self.section, &mut self.witness, &mut self.turns)
     }

@@ -32,9 +32,7 @@ use crate::map::Traits;
 use crate::maps::{self, Kind, Mapping, Maps};
 use crate::spawn;
 use crate::world;
-#[cfg(any(test, not(target_env = "gnu")))]
-use act::Watch;
-use act::{Expected, Follower, Told, Userfault};
+use act::{Expected, Follower, Told, Userfault, Watch};
 use page::{HostVirt, PageRange, PageSet};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -163,7 +161,7 @@ pub fn wake_resting() {
 }
 
 /// Leaves the parent's follower behind. For a forked child, before it has threads.
-pub fn begin_anew() {
+pub(crate) fn begin_anew() {
     CURRENT.store(std::ptr::null_mut(), Ordering::Release);
 }
 
@@ -277,7 +275,6 @@ impl Following {
     }
 
     /// Waits until its thread reads nothing any more, once it is [retired](Following::retire).
-    #[cfg(not(target_env = "gnu"))]
     pub fn wait_for_end(&self) {
         while !self.has_ended.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
@@ -361,14 +358,13 @@ impl Following {
     /// Notes that the program changed mappings past the hooks. Without hooks, mappings are replaced only while the
     /// program's threads are stopped. There it is enough to read the kernel's list again.
     fn lose_track(&self, how: &'static str) {
-        if crate::HOOKED {
+        if world::is_hooked() {
             let _ = self.lost_track.set(how);
         }
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
     /// Whether the table may be out of date since the last call.
-    #[cfg(not(target_env = "gnu"))]
     pub fn was_stale(&self) -> bool {
         self.is_stale.swap(false, Ordering::Relaxed)
     }
@@ -379,7 +375,6 @@ impl Following {
     }
 
     /// Whether memory at this page, which maps the pool, is registered here and with no other userfaultfd.
-    #[cfg(any(test, not(target_env = "gnu")))]
     pub fn follows(&self, page: HostVirt) -> bool {
         // Calls that protect or place pages go through any userfaultfd of the process. This one does not, and changes nothing where
         // it is registered already.
@@ -387,7 +382,6 @@ impl Following {
     }
 
     /// Whether all of a range is memory of this kind and with these traits, by the kernel's list.
-    #[cfg(not(target_env = "gnu"))]
     pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         self.maps.shows(range, traits, kind)
     }
@@ -555,7 +549,6 @@ impl Shared {
     }
 
     /// Makes zeros of discarded pages at once, where they lie.
-    #[cfg(any(test, not(target_env = "gnu")))]
     pub fn settle(&mut self) {
         // If the address space is gone, so is the caller.
         let _ = self.own.settle();

@@ -36,7 +36,6 @@ const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 /// Longest time that a fork waits for mappings to be given back: 100 ms.
 const WAIT_LONGEST: Duration = Duration::from_millis(100);
 /// Pause of a fork that waits, between two looks: 500 us.
-#[cfg(target_env = "gnu")]
 const WAIT_STEP: Duration = Duration::from_micros(500);
 
 /// End of the time in which forks wait, in nanoseconds of the monotonic clock. It passes by itself: neither a child that
@@ -55,7 +54,6 @@ pub fn have_wait(begins: bool) {
 }
 
 /// Waits while mappings are given back, if they are. For a thread of the program's that is about to fork.
-#[cfg(target_env = "gnu")]
 pub fn wait() {
     while now_ns() < WAIT_UNTIL.load(Ordering::Relaxed) {
         std::thread::sleep(WAIT_STEP);

@@ -44,13 +44,14 @@ static IS_OFF: AtomicBool = AtomicBool::new(false);
 
 /// Makes the userfaultfds of this section the ones that yield. For the thread that has them open.
 pub fn publish(section: &Section) {
-    share(section);
-    #[cfg(target_env = "gnu")]
-    crate::hooks::set_ways(unregister, make_anonymous);
+    NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
+    WATCH.store(section.following().watch().number(), Ordering::Relaxed);
+    ALARM.store(section.following().alarm().as_raw_fd(), Ordering::Relaxed);
+    THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
 }
 
 /// Leaves the parent's userfaultfds behind. For a forked child, before it has threads.
-pub fn begin_anew() {
+pub(crate) fn begin_anew() {
     THREAD.store(0, Ordering::Release);
     [&NOTES, &WATCH, &ALARM].into_iter().for_each(|number| number.store(-1, Ordering::Relaxed));
     IS_OFF.store(false, Ordering::Relaxed);
@@ -63,15 +64,8 @@ pub fn withdraw() {
     THREAD.store(0, Ordering::Release);
 }
 
-fn share(section: &Section) {
-    NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
-    WATCH.store(section.following().watch().number(), Ordering::Relaxed);
-    ALARM.store(section.following().alarm().as_raw_fd(), Ordering::Relaxed);
-    THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
-}
-
 /// Takes the agent's userfaultfds off a range. A thread of the program calls it.
-fn unregister(range: PageRange) {
+pub fn unregister(range: PageRange) {
     // While the table's lock is held, no section is under way, and none puts the userfaultfds back.
     let _table = table::lock();
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
@@ -92,7 +86,7 @@ fn unregister(range: PageRange) {
 
 /// Waits until nothing of a range lies in mappings of the pool. Says whether that was reached. A thread of the program calls
 /// it. The range may be folded again afterwards, unless it was shut.
-fn make_anonymous(range: PageRange) -> bool {
+pub fn make_anonymous(range: PageRange) -> bool {
     let left = || table::lock().mapped_by_us(range).iter().map(|part| part.pages).sum::<u64>();
     let mut before = left();
     let mut until = Instant::now() + WAIT_LONGEST;
@@ -175,7 +169,7 @@ mod tests {
         let programs = Userfault::open(Purpose::Note).unwrap();
         assert_eq!(fold(&mut section, member.run(4, 4), Some((&pool, 4))), [Outcome::Folded; 4]);
         section.watch_again(&[member.run(0, 4), member.run(8, 4)]);
-        share(&section);
+        publish(&section);
         let register = |first, pages| {
             unregister(member.run(first, pages));
             programs.register(member.run(first, pages), Watch::Writes)

@@ -25,21 +25,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::{ALONE, ALONE_TOO, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP_BYTES, Kept, decode_kept, encode_keep};
-#[cfg(not(target_env = "gnu"))]
-use {
-    act::Claim,
-    page::HostVirt,
-    wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS, encode_lend},
-};
 
 /// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
 /// have ended.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time that the keeper may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// Longest time that the keeper may take to lend a userfaultfd: 20 s. It may have to try thousands.
-#[cfg(not(target_env = "gnu"))]
-const LEND_TIME: Duration = Duration::from_secs(20);
 /// Most children that are followed for a program that is folded.
 const MOST_FOLLOWED: usize = 512;
 /// Time for which the keeper may take no child before the program's memory is made private: 10 s. The keeper may be
@@ -230,49 +221,6 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
     match socket.send(frame, &[file]) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(Sent::NoPlace),
         sent => Ok(if sent? { Sent::Yes } else { Sent::Full }),
-    }
-}
-
-/// Borrows the userfaultfd that looks after a page which this process has inherited. Nobody else reads the kernel's messages there
-/// as long as the claim lasts.
-///
-/// # Errors
-/// There is no keeper, it does not answer, or it does not follow that page.
-#[cfg(not(target_env = "gnu"))]
-pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Claim)> {
-    let socket = world::connect(Server::Prover, Path::new(""))?;
-    let (mut files, until) = (Vec::new(), Instant::now() + LEND_TIME);
-    if !socket.send(&encode_lend(page), &[])? {
-        return Err(io::ErrorKind::WouldBlock.into());
-    }
-    let watch = match answer(&socket, &mut files, until)? {
-        LENT => Userfault::from_fd(files.pop().ok_or(io::ErrorKind::InvalidData)?)?,
-        NOT_KEPT => return Err(io::ErrorKind::NotFound.into()),
-        _ => return Err(io::ErrorKind::InvalidData.into()),
-    };
-    let claim = watch.claim()?;
-    // If the keeper is gone by now, the parent's agent may be reading.
-    socket.send(&CLAIMED, &[])?;
-    match answer(&socket, &mut files, until)? {
-        YOURS => Ok((watch, claim)),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-/// The keeper's next answer, of one byte.
-#[cfg(not(target_env = "gnu"))]
-fn answer(socket: &Seqpacket, files: &mut Vec<OwnedFd>, until: Instant) -> io::Result<[u8; 1]> {
-    let mut frame = [0; 2];
-    loop {
-        match socket.receive(&mut frame, files)? {
-            Received::Frame(1) => return Ok([frame[0]]),
-            Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
-            Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Received::Nothing => {}
-        }
-        let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left));
     }
 }
 

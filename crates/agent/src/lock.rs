@@ -27,6 +27,7 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
+    /// A free lock around this value.
     pub const fn new(value: T) -> Self {
         Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }

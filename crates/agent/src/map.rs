@@ -177,7 +177,6 @@ impl Map {
     }
 
     /// Enrols memory with these traits, in place of those that it had.
-    #[cfg(not(target_env = "gnu"))]
     pub fn ask_anew(&mut self, range: PageRange, traits: Traits) {
         let (first, end) = span(range);
         let traits = Traits { asked: true, ..traits };

@@ -1,7 +1,7 @@
 //! The kernel's view of this process's mappings, for questions that the table cannot answer.
 
 use crate::map::{Advice, Traits, everything};
-use crate::raw;
+use crate::{raw, world};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fs::{Stat, makedev};
 use rustix::io::Errno;
@@ -103,7 +103,6 @@ pub fn know_pool(file: &Stat) {
 }
 
 /// Notes the pools of which something is mapped here, by their files' names. A forked child may not have been told of them.
-#[cfg(not(target_env = "gnu"))]
 pub fn know_named_pools() {
     let all = mappings(everything(), false).unwrap_or_default();
     for mapping in all.iter().filter(|mapping| mapping.has_pool_name) {
@@ -380,8 +379,8 @@ fn take_flag(flag: &str, mapping: &mut Mapping) {
         "hg" => mapping.advice.huge = Some(true),
         "nh" => mapping.advice.huge = Some(false),
         // The hooks do not record these two, so they must not appear in a table that the hooks keep.
-        "mg" if !crate::HOOKED => mapping.advice.mergeable = true,
-        "nr" if !crate::HOOKED => mapping.advice.no_reserve = true,
+        "mg" if !world::is_hooked() => mapping.advice.mergeable = true,
+        "nr" if !world::is_hooked() => mapping.advice.no_reserve = true,
         _ => {}
     }
 }

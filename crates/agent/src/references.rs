@@ -24,11 +24,9 @@
 //! is also repeated from time to time while the generation stays.
 
 mod facts;
-mod files;
-#[cfg(target_env = "gnu")]
-mod hooks;
-mod judge;
-mod look;
+pub mod files;
+pub mod judge;
+pub mod look;
 mod mounts;
 mod rings;
 mod tables;
@@ -58,7 +56,7 @@ static SEEN: Lock<Option<(Reason, Option<Instant>)>> = Lock::new(None);
 /// A hook's finding, without words: a kind in the upper half, a detail in the lower. 0 is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Sticky {
+pub enum Sticky {
     /// Direct reads from this filesystem.
     DirectReads = 1,
     /// `vmsplice`.
@@ -71,7 +69,7 @@ enum Sticky {
 
 /// How long a survey's finding holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Holds {
+pub enum Holds {
     /// For this survey alone: the survey could not look at a file.
     Once,
     /// While the file is open, and [`LINGER`] longer.
@@ -93,15 +91,22 @@ impl fmt::Display for Reason {
 /// Reads which filesystems the operator or a test distrusts. For the constructor.
 pub fn init() {
     if let Ok(names) = std::env::var(NOT_PINNING) {
-        DISTRUSTED.store(Distrusted::parse(&names).0, Ordering::Relaxed);
+        distrust(&names);
     }
+}
+
+/// Trusts none of these filesystems to pin, whose names are separated by commas. Returns whether one of them may not pin.
+pub fn distrust(names: &str) -> bool {
+    let distrusted = Distrusted::parse(names);
+    DISTRUSTED.store(distrusted.0, Ordering::Relaxed);
+    distrusted.0 != 0
 }
 
 /// Gives a forked child locks of its own. Findings that hold for ever hold in the child, too.
 ///
 /// # Safety
 /// The calling thread is the only one, and holds none of them.
-pub unsafe fn begin_anew() {
+pub(crate) unsafe fn begin_anew() {
     // SAFETY: by the caller.
     unsafe { SEEN.begin_anew(None) };
     // SAFETY: by the caller.
@@ -161,13 +166,13 @@ fn stir() {
 }
 
 /// Notes for good a reason that outlives the open file, and changes the generation.
-fn stick(what: Sticky, detail: u32) {
+pub fn stick(what: Sticky, detail: u32) {
     let _ = STICKY.compare_exchange(0, (what as u64) << 32 | u64::from(detail), Ordering::SeqCst, Ordering::SeqCst);
     stir();
 }
 
 /// A hook's finding in words, for people.
-fn said_by_hook() -> Option<Reason> {
+pub fn said_by_hook() -> Option<Reason> {
     let sticky = STICKY.load(Ordering::SeqCst);
     let detail = sticky as u32;
     let text = match sticky >> 32 {
@@ -187,7 +192,7 @@ fn said_by_hook() -> Option<Reason> {
 const UNPINNED: &str = "which is not known to pin the memory that it reads or writes; nothing can be folded safely";
 
 /// Judges a file on a mount, that the program is about to be given.
-fn in_hook(file: Facts, mount: u64) {
+pub fn in_hook(file: Facts, mount: u64) {
     match judge::judge(file, distrusted()) {
         Verdict::Harmless => {}
         Verdict::DirectReads => stick(Sticky::DirectReads, file.filesystem.unwrap_or(0)),

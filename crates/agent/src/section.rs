@@ -123,7 +123,6 @@ impl Section {
     }
 
     /// The stage, which is memory of the agent's own.
-    #[cfg(not(target_env = "gnu"))]
     pub const fn stage(&self) -> PageRange {
         self.stage.range()
     }

@@ -59,7 +59,6 @@ pub fn lock() -> Guard {
 
 /// As [`lock`], for a thread of the program's. Each time that it has waited for `wait`, it asks `give_up`; if true, it
 /// returns without the lock.
-#[cfg(target_env = "gnu")]
 pub fn lock_unless(wait: std::time::Duration, give_up: impl Fn() -> bool) -> Option<Guard> {
     TABLE.lock_unless(wait, give_up).map(Guard::of)
 }
@@ -68,7 +67,7 @@ pub fn lock_unless(wait: std::time::Duration, give_up: impl Fn() -> bool) -> Opt
 ///
 /// # Safety
 /// The calling thread is the only one, and does not hold the lock.
-pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
+pub(crate) unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
     // SAFETY: by the caller.
     unsafe { TABLE.begin_anew(Table::new()) };
     let mut table = lock();

@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wire::Outcome;
 
@@ -165,33 +165,6 @@ pub fn advise(member: &Member) {
 pub fn shows_advice(range: PageRange) -> bool {
     let found = crate::maps::mappings(range, true).unwrap();
     found.iter().all(|mapping| mapping.anonymous && mapping.advice == ADVICE)
-}
-
-/// Whether a call by another thread waits as long as the table is locked, as it is in a section. It returns afterwards.
-pub fn waits_for_the_table(call: impl FnOnce() + Send) -> bool {
-    let [ready, begin, done] = [const { AtomicBool::new(false) }; 3];
-    let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            ready.store(true, Ordering::SeqCst);
-            while !is(&begin) {
-                std::hint::spin_loop();
-            }
-            call();
-            done.store(true, Ordering::SeqCst);
-        });
-        // To start a thread takes memory, which would wait, too.
-        while !is(&ready) {
-            std::thread::yield_now();
-        }
-        // While it is held, nothing is allocated here.
-        let held = table::lock();
-        begin.store(true, Ordering::SeqCst);
-        spin(Duration::from_millis(200));
-        let waits = !is(&done);
-        drop(held);
-        waits
-    })
 }
 
 /// Lets time pass without giving the processor away.

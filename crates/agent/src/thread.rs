@@ -23,13 +23,13 @@ use crate::forks::Forks;
 use crate::give_way::CHANGES_EVERY;
 use crate::link::Link;
 use crate::pool::Pool;
-use crate::program::Enrolment;
+use crate::program::Program;
 use crate::round::Rounds;
 use crate::section::Section;
 use crate::table;
 use crate::witness::Silence;
 use crate::world;
-use crate::{arena, forks, give_way, home, keeper, maps, program};
+use crate::{arena, forks, give_way, home, inherit, keeper, maps};
 use act::{HUGE_PAGES, Purpose, Role, SharedMark, Userfault};
 use host::{Pagemap, ProcessId, ProcessStat};
 use looks::{Activity, Looks};
@@ -107,7 +107,7 @@ impl Asked {
 /// The state that outlives connections.
 struct Agent {
     asked: &'static Asked,
-    enrolment: Option<Enrolment>,
+    program: &'static dyn Program,
     folder: Result<Folder, String>,
     pagemap: Pagemap,
     pool: Pool,
@@ -195,23 +195,23 @@ impl Files {
 }
 
 /// Serves this process until it ends, or the agent is to leave it. `is_child` says that it was forked by a member, and
-/// knows memory of that one's. `enrolment` finds memory in a process without hooks.
+/// knows memory of that one's.
 ///
 /// # Errors
 /// This process cannot read its own list of mappings.
-pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Option<Enrolment>) -> io::Result<()> {
-    let mut agent = Agent::new(asked, files, enrolment)?;
+pub fn run(asked: &'static Asked, files: Files, is_child: bool, program: &'static dyn Program) -> io::Result<()> {
+    let mut agent = Agent::new(asked, files, program)?;
     if is_child {
         let notes = agent.folder.as_ref().ok().and_then(|folder| folder.section().notes());
-        program::compare_child(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
+        inherit::compare(notes).map_err(|()| io::ErrorKind::PermissionDenied)?;
     }
-    if is_child || agent.enrolment.is_some() && may_share_pages() {
+    if is_child || !world::is_hooked() && may_share_pages() {
         agent.rounds.leave_shared();
     }
     let mut pause = RECONNECT.0;
     let mut refusals = 0;
     loop {
-        if program::is_leaving() && agent.may_leave() && agent.leave() {
+        if program.is_leaving() && agent.leave() {
             return Ok(());
         }
         if let Ok(link) = Link::connect(&agent.asked.socket) {
@@ -225,7 +225,7 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, enrolment: Optio
                 pause = RECONNECT.0;
             }
         }
-        program::sleep(pause);
+        program.sleep(pause);
         pause = page::doubled(Some(pause), RECONNECT);
     }
 }
@@ -252,7 +252,7 @@ fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io:
 
 fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
     let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
-    if asked.all_anonymous || !crate::HOOKED {
+    if asked.all_anonymous || !world::is_hooked() {
         // The program did not ask by itself, so it may change its memory in any way.
         following.expect_discards();
     }
@@ -289,7 +289,7 @@ fn open_notes() -> io::Result<Option<Userfault>> {
 }
 
 impl Agent {
-    fn new(asked: &'static Asked, files: Files, enrolment: Option<Enrolment>) -> io::Result<Self> {
+    fn new(asked: &'static Asked, files: Files, program: &'static dyn Program) -> io::Result<Self> {
         let Files { pagemap, userfaults } = files;
         let opened = userfaults.and_then(|(watch, notes)| open_folder(asked, watch, notes)).map_err(|e| {
             match e.raw_os_error() {
@@ -311,7 +311,7 @@ impl Agent {
         let now = Instant::now();
         Ok(Self {
             asked,
-            enrolment,
+            program,
             folder: opened,
             pagemap,
             pool: Pool::default(),
@@ -355,7 +355,7 @@ impl Agent {
         self.cpu_before = cpu_time(ClockId::ThreadCPUTime) + follower;
         self.folds_before = table::lock().folds();
         session.link.send(&ToWorker::Hello(Hello { version: VERSION, eager: self.asked.eager }))?;
-        while !program::is_leaving() {
+        while !self.program.is_leaving() {
             session.link.flush()?;
             while let Some((message, files)) = session.link.receive()? {
                 self.obey(session, message, files)?;
@@ -369,15 +369,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Tries to make all memory anonymous, so that the agent may leave. If `false`, the agent goes on with its work.
-    fn may_leave(&mut self) -> bool {
-        let Ok(folder) = &mut self.folder else { return true };
-        program::give_up_all(folder, (&self.pagemap, &self.pool), &mut self.stats)
-    }
-
-    /// Leaves the process as it was before. Says whether it could.
+    /// See [`Program::leave`].
     fn leave(&mut self) -> bool {
-        program::leave(&mut self.folder, &self.pagemap, self.asked.eager)
+        self.program.leave(&mut self.folder, (&self.pagemap, &self.pool), &mut self.stats)
     }
 
     /// Waits for a message of the worker, for the follower's alarm, or for this time. An agent that rests looks
@@ -392,13 +386,13 @@ impl Agent {
         }
         let now = Instant::now();
         // Without hooks, a look also finds that the agent is to leave.
-        let longest = if crate::HOOKED { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
+        let longest = if world::is_hooked() { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
         let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, longest));
         let waited = loop {
             let left = end.saturating_duration_since(Instant::now());
             let came = session.link.wait(left.min(piece), alarm);
             let is_undisturbed =
-                self.rounds.has_noticed_all() && give_way::wanted().is_empty() && !program::is_leaving();
+                self.rounds.has_noticed_all() && give_way::wanted().is_empty() && !self.program.is_leaving();
             if !matches!(came, Ok(false)) || !is_undisturbed || left <= piece {
                 break came;
             }
@@ -463,7 +457,7 @@ impl Agent {
             }
             (ToAgent::Again, _) => self.rounds.again(&self.pagemap).map_err(io::Error::other)?,
             (ToAgent::Room(pages), _) => session.room = pages,
-            (ToAgent::Leave, _) => program::be_told_to_leave(),
+            (ToAgent::Leave, _) => self.program.be_told_to_leave(),
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that no worker sends")),
         }
         Ok(())
@@ -540,9 +534,7 @@ impl Agent {
             && !maps::locks_future();
         match &mut self.folder {
             Ok(folder) if on => {
-                if let Some(enrolment) = &mut self.enrolment {
-                    enrolment.look_before_fold(folder.section());
-                }
+                self.program.discover(folder.section(), true);
                 let now = Instant::now();
                 self.viewed = Some(now);
                 session.told.again_within(STATS_SOON);
@@ -562,8 +554,8 @@ impl Agent {
         }
         let now = Instant::now();
         let seconds = u32::try_from((now - self.began).as_secs() + 1).unwrap_or(u32::MAX);
-        if let (Some(enrolment), Ok(folder)) = (&mut self.enrolment, &self.folder) {
-            enrolment.look(folder.section());
+        if let Ok(folder) = &self.folder {
+            self.program.discover(folder.section(), false);
         }
         table::lock().set_time(seconds, self.rounds.quiet(now));
         self.rounds.notice_changes(now);
@@ -611,7 +603,7 @@ impl Agent {
         let forks = births.saturating_sub(std::mem::replace(&mut self.births, births));
         if forks > 0 {
             world::tell_birth();
-            if self.enrolment.is_some() {
+            if !world::is_hooked() {
                 self.rounds.leave_shared();
             }
             let mappings = table::lock().mappings(table::everything());
@@ -653,7 +645,7 @@ impl Agent {
     /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a piece.
     fn look_and_report(&mut self, session: &mut Session, pace: Pace, now: Instant) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return Ok(()) };
-        if self.enrolment.is_some() && !self.began_quiet && self.activity.is_idle(now) {
+        if !world::is_hooked() && !self.began_quiet && self.activity.is_idle(now) {
             self.began_quiet = true;
             let process = ProcessId::of(std::process::id()).ok();
             let age = Duration::from_secs(process.map_or(0, |process| process.age_seconds()));

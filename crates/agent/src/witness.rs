@@ -280,7 +280,7 @@ impl Witness {
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     let asked = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked);
     let (kept, given): (Vec<_>, Vec<_>) = asked.partition(|(_, traits)| traits.advice.dont_fork);
-    if is_confined() || !crate::HOOKED || (table.follows_forks() && !given.is_empty()) {
+    if is_confined() || !world::is_hooked() || (table.follows_forks() && !given.is_empty()) {
         return Err(Errno::PERM);
     }
     let fork_probe =

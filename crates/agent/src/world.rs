@@ -1,377 +1,115 @@
 //! Keeping the program from changing its mappings while the agent replaces some.
 //!
 //! In a program that the agent was loaded into, the hooks do that: they wait for the table's lock. An agent that was put
-//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment:
-//!
-//! ```text
-//!   agent's thread                              pagefold-attach                 threads of the program
-//!      | Halt ------------------------------------> | ---- stop ------------------> |
-//!      | <---------------------------------- Halted | <--- all have stopped ------- |
-//!      | replaces mappings, for some milliseconds   |
-//!      | Go --------------------------------------> | ---- go on -----------------> |
-//! ```
+//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment, and does
+//! what an agent in that process may not do ([`Host`]).
 //!
 //! A stopped thread is within no system call, so no change is under way. The table may be out of date all
 //! the same, and is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced
 //! while the threads are not known to be stopped ([`is_held`]).
 
-#[cfg(target_env = "gnu")]
-mod free {
-    use host::Seqpacket;
-    use std::io;
-    use std::path::Path;
-    use wire::attach::Server;
+use host::Seqpacket;
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+use wire::attach::{Question, Server};
 
-    /// Turns in which mappings may be replaced: at any time.
-    #[derive(Debug)]
-    pub struct Turns;
+/// What an agent without hooks asks of the program that put it into the process. Any thread of the agent's may call it.
+pub trait Host: Sync {
+    /// Begins a turn, in which mappings may be replaced, or goes on with it. Says whether it has just begun; `None` if it cannot.
+    fn hold(&self) -> Option<bool>;
 
-    impl Turns {
-        /// Before the first turn.
-        pub const fn new() -> Self {
-            Self
-        }
+    /// Begins the turn's time only now: looks that had to come first do not count.
+    fn begin(&self);
 
-        /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
-        #[expect(clippy::unused_self, reason = "in place of turns that can be refused")]
-        pub const fn hold(&mut self) -> Option<bool> {
-            Some(false)
-        }
+    /// Ends the turn.
+    fn rest(&self);
 
-        /// Begins the turn's time.
-        pub const fn begin(&mut self) {}
-
-        /// Ends the turn.
-        pub const fn rest(&mut self) {}
-    }
+    /// Whether mappings may be replaced.
+    fn is_held(&self) -> bool;
 
     /// Connects to a process of the service.
     ///
     /// # Errors
-    /// Nobody listens there.
-    pub fn connect(_: Server, path: &Path) -> io::Result<Seqpacket> {
-        Seqpacket::connect_to_service(path).map_err(io::Error::other)
-    }
+    /// The program that put the agent in is gone.
+    fn connect(&self, server: Server) -> io::Result<Seqpacket>;
 
-    /// Whether mappings may be replaced.
-    pub const fn is_held() -> bool {
-        true
-    }
+    /// Has the process looked at; `None` without an answer. For the agent's first thread.
+    fn ask(&self, question: Question) -> Option<Vec<u64>>;
 
     /// Notes that the calling thread is the agent's.
-    pub const fn join() {}
+    fn join(&self);
 
-    /// Forked children start agents by themselves.
-    pub const fn tell_birth() {}
+    /// Tells that the program has forked: the child may become a member.
+    fn tell_birth(&self);
 }
 
-#[cfg(target_env = "gnu")]
-pub use free::{Turns, connect, is_held, join, tell_birth};
+static HOST: OnceLock<&'static dyn Host> = OnceLock::new();
 
-#[cfg(not(target_env = "gnu"))]
-mod halted {
-    use crate::cpu_time::cpu_time;
-    use crate::lock::Lock;
-    use host::{Pagemap, Received, Seqpacket};
-    use page::{HostVirt, PageRange};
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::fd::AsFd;
-    use rustix::thread::gettid;
-    use rustix::time::ClockId;
-    use std::io;
-    use std::path::Path;
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::time::{Duration, Instant};
-    use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
+/// Makes this an agent without hooks. To be called before anything else of the agent's.
+pub fn enter(host: &'static dyn Host) {
+    let _ = HOST.set(host);
+}
 
-    /// Shortest and longest time between two looks whether another program has taken the place of a killed one: 100 ms, 5 s.
-    const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-    /// Time after which the program's threads get their turn: 4 ms.
-    const TURN: Duration = Duration::from_millis(4);
-    /// Time after which the program's threads get their turn even if the agent's thread had no processor for half of
-    /// that time: 100 ms.
-    const LONG_TURN: Duration = Duration::from_millis(100);
-    /// Time of a turn after which nothing is replaced any more: 400 ms. `pagefold-attach` keeps the threads stopped for
-    /// longer. A turn lasts this long only if the agent's thread waits for a processor.
-    const LAST: Duration = Duration::from_millis(400);
-    /// Time between two turns, as a multiple of one turn: 20. It is 2 while the agent leaves, which happens once, and
-    /// while the program sleeps, which loses nothing by being stopped.
-    const APART: [u32; 2] = [20, 2];
-    /// Share of a processor below which the program sleeps, between two turns: 1/32. Going on from a stop takes some of it.
-    const SLEEPS: u32 = 32;
-    /// Time for the other side's answer: 400 ms.
-    const ANSWER: Duration = Duration::from_millis(400);
-    /// Time for the answer to a question about the process: 1 s.
-    const TOLD: Duration = Duration::from_secs(1);
-    /// Attempts at a halt, and the pause after the first one, which doubles.
-    const TRIES: (u32, Duration) = (6, Duration::from_millis(1));
+/// Whether hooks see what the program does. If not, the agent was put into a running process.
+pub fn is_hooked() -> bool {
+    HOST.get().is_none()
+}
 
-    static CHANNEL: OnceLock<Seqpacket> = OnceLock::new();
-    static THREADS: Lock<Vec<u64>> = Lock::new(Vec::new());
-    static LEAVING: AtomicBool = AtomicBool::new(false);
-    static HERE: OnceLock<FromAttached> = OnceLock::new();
-    static LEFT: OnceLock<FromAttached> = OnceLock::new();
-    static GATE: OnceLock<HostVirt> = OnceLock::new();
-    static HELD: Lock<Option<Instant>> = Lock::new(None);
+/// Turns in which mappings may be replaced: with hooks, at any time.
+#[derive(Debug)]
+pub struct Turns;
 
-    /// Turns in which mappings may be replaced.
-    #[derive(Debug)]
-    pub struct Turns {
-        /// When the threads were asked to stop; when the turn began, and this thread's processor time by then.
-        began: Option<(Instant, Instant, Duration)>,
-        /// The end of the last turn, its length, and the processor time of the program until then.
-        last: Option<(Instant, Duration, Duration)>,
-        number: u64,
+impl Turns {
+    /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
+    pub fn hold(&mut self) -> Option<bool> {
+        HOST.get().map_or(Some(false), |host| host.hold())
     }
 
-    /// Takes the channel to the program that put this agent in, and what that sends at first. Returns this process's page table.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub fn open(channel: Seqpacket) -> io::Result<Pagemap> {
-        let (mut frame, mut files) = ([0; ATTACH_BYTES], Vec::new());
-        loop {
-            match channel.receive(&mut frame, &mut files)? {
-                Received::Nothing => drop(poll(&mut [PollFd::new(&channel, PollFlags::IN)], None)),
-                Received::Frame(bytes) if frame[..bytes] == FILES => break,
-                Received::Frame(_) | Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
-            }
-        }
-        let mut files = files.into_iter();
-        let pagemap = files.next().map(Pagemap::handed).ok_or(io::ErrorKind::UnexpectedEof)?;
-        files.for_each(host::lend_userfaultfd_device);
-        let _ = CHANNEL.set(channel);
-        Ok(pagemap)
+    /// Begins the turn's time.
+    pub fn begin(&mut self) {
+        HOST.get().inspect(|host| host.begin());
     }
 
-    /// Records the addresses of the agent's object, and whether the agent folds all private anonymous memory. A
-    /// `pagefold-attach` that takes the place of a killed one is told both.
-    pub fn know(object: PageRange, all_anonymous: bool) {
-        let _ = HERE.set(FromAttached::Here { object, all_anonymous });
-    }
-
-    /// Connects to a process of the service. The other side hands the connection on. If nobody takes it, it is closed.
-    ///
-    /// # Errors
-    /// The other side is gone.
-    pub fn connect(server: Server, _: &Path) -> io::Result<Seqpacket> {
-        let (ours, theirs) = Seqpacket::pair()?;
-        let frame = FromAttached::Connect(server).encode();
-        match CHANNEL.get().map(|channel| channel.send(&frame, &[theirs.as_fd()])) {
-            Some(Ok(true)) => Ok(ours),
-            Some(Err(e)) => Err(e),
-            _ => Err(io::ErrorKind::WouldBlock.into()),
-        }
-    }
-
-    /// Has the other side look at the process. For the agent's first thread.
-    pub fn ask(question: Question) -> Option<Vec<u64>> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let until = Instant::now() + TOLD;
-        if !send(&FromAttached::Ask { number, question }) {
-            return None;
-        }
-        loop {
-            // Answers to former questions may still come.
-            match receive(until.saturating_duration_since(Instant::now()))? {
-                ToAttached::Told { number: its, answers } if its == number => return Some(answers),
-                _ => {}
-            }
-        }
-    }
-
-    /// Notes that the calling thread is the agent's.
-    pub fn join() {
-        THREADS.lock().push(gettid().as_raw_nonzero().get().cast_unsigned().into());
-    }
-
-    /// Tells the other side that the program has forked: the child may become a member.
-    pub fn tell_birth() {
-        send(&FromAttached::Born);
-    }
-
-    /// Whether mappings may be replaced.
-    pub fn is_held() -> bool {
-        HELD.lock().is_some_and(|since| since.elapsed() < LAST)
-    }
-
-    /// Whether the agent is to leave this process. Once it is known, it stays so.
-    pub fn is_leaving() -> bool {
-        while !LEAVING.load(Ordering::Relaxed) && receive(Duration::ZERO).is_some() {}
-        LEAVING.load(Ordering::Relaxed)
-    }
-
-    /// Notes that the agent stays, although it was told to leave.
-    pub fn stay() {
-        LEAVING.store(false, Ordering::Relaxed);
-    }
-
-    /// Sleeps. For the agent's thread.
-    pub fn sleep(time: Duration) {
-        std::thread::sleep(time);
-    }
-
-    /// Says where the gate lies, so that the program's calls are led to it.
-    pub fn tell_gate(place: HostVirt) {
-        let _ = GATE.set(place);
-        // The program's threads need not stand still for that.
-        let threads = THREADS.lock().clone();
-        send(&FromAttached::Threads(threads));
-        send(&FromAttached::Gate(place));
-    }
-
-    /// Says that nothing is left of the agent but these ranges.
-    pub fn left(ranges: Vec<PageRange>) {
-        // Some of the agent's threads may be about to end: their stacks still lie in these ranges.
-        let threads = THREADS.lock().clone();
-        send(&FromAttached::Threads(threads));
-        send(LEFT.get_or_init(|| FromAttached::Left(ranges)));
-    }
-
-    /// Waits until `pagefold-attach` ends this thread. If that is killed before, another one takes its place, and is
-    /// told the same.
-    pub fn wait_for_end() -> ! {
-        let mut pause = NEXT.0;
-        loop {
-            // `receive` returns at once with nothing if `pagefold-attach` is gone.
-            if receive(Duration::from_secs(3600)).is_some() {
-                pause = NEXT.0;
-            }
-            std::thread::sleep(pause);
-            pause = page::doubled(Some(pause), NEXT);
-        }
-    }
-
-    impl Turns {
-        /// Before the first turn.
-        pub const fn new() -> Self {
-            Self { began: None, last: None, number: 0 }
-        }
-
-        /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
-        pub fn hold(&mut self) -> Option<bool> {
-            if self.began.is_some_and(|(_, begin, used)| !is_over(begin.elapsed(), used)) {
-                return Some(false);
-            }
-            self.rest();
-            self.wait();
-            let mut pause = TRIES.1;
-            for _ in 0..TRIES.0 {
-                let asked = Instant::now();
-                if self.halt() {
-                    // The time counts from the question: this thread itself may have stood still before it read the answer.
-                    *HELD.lock() = Some(asked);
-                    if is_held() {
-                        self.began = Some((asked, Instant::now(), cpu_time(ClockId::ThreadCPUTime)));
-                        return Some(true);
-                    }
-                    *HELD.lock() = None;
-                    send(&FromAttached::Go);
-                }
-                std::thread::sleep(pause);
-                pause *= 2;
-            }
-            None
-        }
-
-        /// Starts the turn's clock only now: looks that had to come first do not count.
-        pub fn begin(&mut self) {
-            if let Some((_, begin, used)) = &mut self.began {
-                (*begin, *used) = (Instant::now(), cpu_time(ClockId::ThreadCPUTime));
-            }
-        }
-
-        /// Ends the turn.
-        pub fn rest(&mut self) {
-            if let Some((asked, ..)) = self.began.take() {
-                *HELD.lock() = None;
-                send(&FromAttached::Go);
-                self.last = Some((Instant::now(), asked.elapsed(), program_time()));
-            }
-        }
-
-        /// Waits until the next turn may begin.
-        fn wait(&mut self) {
-            let Some((end, turn, used)) = self.last.take() else { return };
-            let sleep = |apart: u32| std::thread::sleep((end + turn * apart).saturating_duration_since(Instant::now()));
-            let [apart, least] = APART;
-            sleep(least);
-            let sleeps = program_time().saturating_sub(used) * SLEEPS < end.elapsed();
-            if !sleeps && !LEAVING.load(Ordering::Relaxed) {
-                sleep(apart);
-            }
-        }
-
-        fn halt(&mut self) -> bool {
-            self.number += 1;
-            let threads = THREADS.lock().clone();
-            if !send(&FromAttached::Halt { number: self.number, threads }) {
-                return false;
-            }
-            let until = Instant::now() + ANSWER;
-            loop {
-                let left = until.saturating_duration_since(Instant::now());
-                match receive(left) {
-                    Some(ToAttached::Halted(number)) if number == self.number => return true,
-                    Some(ToAttached::NotNow(number)) if number == self.number => return false,
-                    Some(_) => {}
-                    None => {
-                        send(&FromAttached::Go);
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    impl Drop for Turns {
-        fn drop(&mut self) {
-            self.rest();
-        }
-    }
-
-    /// Whether a turn is over that has lasted for `lasted`. This thread had used `used` of processor time when the turn
-    /// began.
-    fn is_over(lasted: Duration, used: Duration) -> bool {
-        lasted >= TURN && (lasted >= LONG_TURN || cpu_time(ClockId::ThreadCPUTime) - used >= TURN / 2)
-    }
-
-    /// Processor time of the process but for the calling thread.
-    fn program_time() -> Duration {
-        cpu_time(ClockId::ProcessCPUTime).saturating_sub(cpu_time(ClockId::ThreadCPUTime))
-    }
-
-    fn send(message: &FromAttached) -> bool {
-        CHANNEL.get().is_some_and(|channel| channel.send(&message.encode(), &[]).is_ok_and(|sent| sent))
-    }
-
-    /// The next message, if one comes in time.
-    fn receive(time: Duration) -> Option<ToAttached> {
-        let (channel, mut buffer) = (CHANNEL.get()?, [0; ATTACH_BYTES]);
-        let time = Timespec::try_from(time).ok();
-        let _ = poll(&mut [PollFd::new(channel, PollFlags::IN)], time.as_ref());
-        let Ok(Received::Frame(bytes)) = channel.receive_bare(&mut buffer) else { return None };
-        let message = ToAttached::decode(&buffer[..bytes]);
-        match message {
-            Some(ToAttached::Leave) => LEAVING.store(true, Ordering::Relaxed),
-            Some(ToAttached::Tell) => {
-                let threads = FromAttached::Threads(THREADS.lock().clone());
-                send(&threads);
-                // The former `pagefold-attach` may not have led all calls to the gate.
-                GATE.get().filter(|_| LEFT.get().is_none()).map(|place| send(&FromAttached::Gate(*place)));
-                HERE.get().map(send);
-                // The new `pagefold-attach` begins to serve now.
-                LEFT.get().filter(|_| send(&threads)).map(send);
-            }
-            _ => {}
-        }
-        message
+    /// Ends the turn.
+    pub fn rest(&mut self) {
+        HOST.get().inspect(|host| host.rest());
     }
 }
 
-#[cfg(not(target_env = "gnu"))]
-pub use halted::{
-    Turns, ask, connect, is_held, is_leaving, join, know, left, open, sleep, stay, tell_birth, tell_gate, wait_for_end,
-};
+impl Drop for Turns {
+    fn drop(&mut self) {
+        self.rest();
+    }
+}
+
+/// Connects to a process of the service, which listens at `path`.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn connect(server: Server, path: &Path) -> io::Result<Seqpacket> {
+    match HOST.get() {
+        Some(host) => host.connect(server),
+        None => Seqpacket::connect_to_service(path).map_err(io::Error::other),
+    }
+}
+
+/// Has a process without hooks looked at; `None` without an answer.
+pub fn ask(question: Question) -> Option<Vec<u64>> {
+    HOST.get()?.ask(question)
+}
+
+/// Whether mappings may be replaced.
+pub fn is_held() -> bool {
+    HOST.get().is_none_or(|host| host.is_held())
+}
+
+/// Notes that the calling thread is the agent's.
+pub fn join() {
+    HOST.get().inspect(|host| host.join());
+}
+
+/// Tells of a forked child. With hooks, forked children start agents by themselves.
+pub fn tell_birth() {
+    HOST.get().inspect(|host| host.tell_birth());
+}

@@ -3,7 +3,7 @@
 use super::Remote;
 use crate::inject::borrow_thread;
 use crate::testing::Subject;
-use act::Tracee;
+use act::trace::Tracee;
 use host::Signals;
 use std::os::unix::fs::FileExt;
 

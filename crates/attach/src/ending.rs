@@ -11,7 +11,7 @@
 
 use crate::remote;
 use crate::rescue::Ours;
-use act::{Registers, Resume, Stop, Tracee};
+use act::trace::{Registers, Resume, Stop, Tracee};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -121,7 +121,7 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use act::{REGISTERS, registers_of};
+    use act::trace::{REGISTERS, registers_of};
 
     /// A thread whose tracer was killed behind the call that had mapped memory, with the way back noted, unmapped that twice. In between, the program
     /// may have mapped memory there.

@@ -6,7 +6,7 @@ use crate::refuse;
 use crate::remote::Remote;
 use crate::testing::{Subject, wait_for};
 use crate::threads;
-use act::Tracee;
+use act::trace::Tracee;
 use host::Mapping;
 use rustix::process::{Signal, kill_process};
 use std::cell::Cell;
@@ -169,7 +169,7 @@ fn nothing_is_left_in_process_that_is_frozen_meanwhile() {
                 // The process is frozen behind the mapping of its memory.
                 let thread = Thread { pid, tracee: &tracee, remote: &remote, ours: None, left: Cell::default() };
                 let until = std::time::Instant::now() + crate::testing::PATIENCE;
-                while tracee.wait(until).unwrap().expect("it comes") != act::Stop::Asked {}
+                while tracee.wait(until).unwrap().expect("it comes") != act::trace::Stop::Asked {}
                 let base = thread.call(libc::SYS_mmap, [0, 1 << 16, 3, 0x22, u64::MAX, 0]).unwrap();
                 group.freeze(pid, true);
                 assert!(thread.call(libc::SYS_getpid, [0; 6]).is_err());

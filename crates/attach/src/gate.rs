@@ -1,4 +1,4 @@
-//! Leads the `mremap` of a program's C library to the agent's gate (`agent::gate`), and back again.
+//! Leads the `mremap` of a program's C library to the agent's gate (`attached::gate`), and back again.
 //!
 //! ```text
 //!   the program's threads stand still, and none is within the bytes that change

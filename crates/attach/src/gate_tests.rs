@@ -3,7 +3,7 @@ use crate::halt::Halts;
 use crate::remote::Remote;
 use crate::testing::{PATIENCE, Subject, halt, wait_for};
 use crate::threads::{self, Doing};
-use act::{Stop, Tracee};
+use act::trace::{Stop, Tracee};
 use page::{HostVirt, PageRange};
 use rustix::process::Pid;
 use std::fs::File;
@@ -72,7 +72,7 @@ impl Led {
         let tracee = Tracee::seize(own, false).expect("trace it");
         tracee.interrupt().unwrap();
         while tracee.wait(Instant::now() + PATIENCE).unwrap().expect("it stops") != Stop::Asked {
-            tracee.resume(act::Resume::Freely, 0).unwrap();
+            tracee.resume(act::trace::Resume::Freely, 0).unwrap();
         }
         let before = tracee.registers().unwrap();
         halt(&mut self.halts, &[self.own]);

@@ -18,7 +18,7 @@ use crate::stop::{self, Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
 use crate::watched::Watched;
-use act::Tracee;
+use act::trace::Tracee;
 use host::Signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

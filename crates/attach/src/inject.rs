@@ -33,7 +33,7 @@ use crate::stop::{Asked, Stopped};
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
 use act::seccomp;
-use act::{Registers, Tracee};
+use act::trace::{Registers, Tracee};
 use anyhow::{Context, bail};
 use api::enrol::HIDES;
 use host::{Pagemap, Seqpacket, Signals};
@@ -337,8 +337,8 @@ impl Thread<'_> {
     /// Gives the new thread all that it needs, by system calls that this thread makes.
     fn furnish(&self, object: &Object, environment: &[String]) -> anyhow::Result<(Seqpacket, Range<u64>)> {
         let until = Instant::now() + PATIENCE;
-        while self.tracee.wait(until)?.context("its new thread does not come")? != act::Stop::Asked {
-            self.tracee.resume(act::Resume::Freely, 0)?;
+        while self.tracee.wait(until)?.context("its new thread does not come")? != act::trace::Stop::Asked {
+            self.tracee.resume(act::trace::Resume::Freely, 0)?;
         }
         self.tracee.block_signals(u64::MAX)?;
         self.check_shown()?;

@@ -3,7 +3,7 @@ use crate::object::Object;
 use crate::remote::Remote;
 use crate::testing::{Subject, wait_for};
 use crate::threads;
-use act::Tracee;
+use act::trace::Tracee;
 use host::Mapping;
 use rustix::process::{Signal, kill_process};
 use std::cell::Cell;
@@ -33,7 +33,7 @@ fn borrowed_thread_goes_on_as_it_was() {
     let status =
         || ["SigBlk", "SigPnd", "TracerPid"].map(|field| threads::status(subject.pid(), subject.leader(), field));
     let before = status();
-    let ask = |tracee: &act::Tracee| {
+    let ask = |tracee: &act::trace::Tracee| {
         assert_eq!(tracee.blocked_signals()?, !(1 << 8 | 1 << 18), "all but two that nothing blocks");
         remote.call(tracee, libc::SYS_getpid, [0; 6])
     };
@@ -57,7 +57,7 @@ fn work_that_fails_leaves_thread_as_it_was() {
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_epoll_wait]);
     let mut halts = subject.halts();
-    let fail = |_: &act::Tracee| -> anyhow::Result<()> { anyhow::bail!("it fails") };
+    let fail = |_: &act::trace::Tracee| -> anyhow::Result<()> { anyhow::bail!("it fails") };
     assert_eq!(borrow_thread(&mut halts, fail).unwrap_err().to_string(), "it fails");
     assert!(subject.line_with(&mut halts).starts_with("waited 0 "));
     assert_eq!(threads::status(subject.pid(), subject.leader(), "SigBlk").unwrap(), "0000000000000800");
@@ -73,7 +73,7 @@ fn program_that_is_suspended_meanwhile_stays_so() {
     assert_eq!(subject.line(), "ready");
     subject.wait_for_calls(&[libc::SYS_epoll_wait]);
     let (mut halts, remote, leader) = (subject.halts(), Remote::open(subject.pid()).unwrap(), subject.leader());
-    let suspend = |tracee: &act::Tracee| {
+    let suspend = |tracee: &act::trace::Tracee| {
         kill_process(leader, Signal::STOP)?;
         remote.call(tracee, libc::SYS_getpid, [0; 6])
     };

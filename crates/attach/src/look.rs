@@ -2,7 +2,8 @@
 //! are about that process alone, and are told to nobody else.
 
 use crate::threads;
-use act::{file_of_thread, share_files};
+use act::file_of_thread;
+use act::trace::share_files;
 use host::{ForeignFile, SocketKind, filesystem_of_mount_of};
 use rustix::io::Errno;
 use rustix::process::Pid;

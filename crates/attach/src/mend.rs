@@ -15,7 +15,7 @@
 //! Calls may also answer with less than was asked, or end in another way. Those are not interrupted at all while a thread
 //! sleeps in them: [`Call::may_be_stopped`].
 
-use act::Registers;
+use act::trace::Registers;
 use std::time::Duration;
 
 /// `EINTR` and `ERESTARTNOHAND`, as answers of a system call.

@@ -113,7 +113,7 @@ fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<
 }
 
 fn check_alone(pid: u32) -> Result<(), String> {
-    check_soon_alone(VFORK_TIME, || act::sharer_of_memory(pid))
+    check_soon_alone(VFORK_TIME, || act::trace::sharer_of_memory(pid))
 }
 
 /// Gives a child of vfork the time to execute a program. `look` finds a process that shares the memory.

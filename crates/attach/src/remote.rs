@@ -6,7 +6,7 @@
 //! it as for any call of the program's.
 
 use crate::memory::Present;
-use act::{Registers, Resume, Stop, Tracee};
+use act::trace::{Registers, Resume, Stop, Tracee};
 use anyhow::{Context, bail, ensure};
 use host::Mapping;
 use rustix::process::Pid;

@@ -1,7 +1,7 @@
 //! The way back of threads that make calls for us, held by another process: this one may be killed at any of its own calls.
 //!
 //! ```text
-//!   this process                                      the process beside it (act::ExitHold)
+//!   this process                                      the process beside it (act::trace::ExitHold)
 //!      | notes what a thread is to have back            waits
 //!      | steers the thread, and gives it all back
 //!      | notes that there is nothing to give back
@@ -21,7 +21,7 @@ use crate::program::Program;
 use crate::stop::Stopped;
 use crate::threads;
 use crate::waited::Clocks;
-use act::{Dying, ExitHold, REGISTERS, Registers, Stop, Tracee, registers_of, words_of};
+use act::trace::{Dying, ExitHold, REGISTERS, Registers, Stop, Tracee, registers_of, words_of};
 use host::Signals;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};

@@ -23,7 +23,7 @@ use crate::look;
 use crate::remote::Remote;
 use crate::rescue::Ours;
 use crate::threads;
-use act::{Registers, Stop, Tracee};
+use act::trace::{Registers, Stop, Tracee};
 use anyhow::Context;
 use api::client::Service;
 use api::hand::hand_on;
@@ -457,7 +457,7 @@ impl Serving {
         let tracee = Tracee::seize(self.thread, false).context("the agent's last thread has ended")?;
         tracee.interrupt()?;
         while tracee.wait(until)?.context("the agent's last thread does not stop")? != Stop::Asked {
-            tracee.resume(act::Resume::Freely, 0)?;
+            tracee.resume(act::trace::Resume::Freely, 0)?;
         }
         let rescue = self.halts.rescue().context("cannot have a second process")?;
         let ours = Ours::new(self.thread, remote.instruction(), &orders, rescue)?;

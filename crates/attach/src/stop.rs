@@ -15,7 +15,7 @@ use crate::rescue::{Lent, Rescue};
 use crate::threads::{self, Doing};
 use crate::waited::{self, Clocks, Rest};
 use crate::watched::Watched;
-use act::{Registers, Resume, Stop, Tracee};
+use act::trace::{Registers, Resume, Stop, Tracee};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::rc::Rc;

@@ -4,7 +4,7 @@ use crate::program::Program;
 use crate::testing::{PATIENCE, Subject, wait_for};
 use crate::threads::{self, Doing};
 use crate::watched::Watched;
-use act::Tracee;
+use act::trace::Tracee;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 

@@ -17,7 +17,7 @@ use crate::program::Program;
 use crate::remote::Remote;
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
-use act::{Tracee, share_files};
+use act::trace::{Tracee, share_files};
 use anyhow::{Context, bail, ensure};
 use host::{Received, Seqpacket, Signals};
 use page::{HostVirt, PageRange, pages_to_bytes};

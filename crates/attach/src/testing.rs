@@ -4,7 +4,7 @@ use crate::halt::Halts;
 use crate::program::Program;
 use crate::threads::{self, Doing};
 use crate::waited::Clocks;
-use act::Tracee;
+use act::trace::Tracee;
 use rustix::process::Pid;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

@@ -14,7 +14,7 @@
 
 use crate::mend::{self, Call, Mended};
 use crate::program::Program;
-use act::{Registers, Resume, Stop, Tracee};
+use act::trace::{Registers, Resume, Stop, Tracee};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::time::Instant;

@@ -8,16 +8,17 @@
 //! ```
 //!
 //! The list is read while the program runs, and may be out of date when it has been read. A mapping that stays where it
-//! is all the while is listed. Before anything is replaced, it is looked at once more ([`crate::world`]). Before a slot
+//! is all the while is listed. Before anything is replaced, it is looked at once more ([`agent::world`]). Before a slot
 //! is released, the kernel is asked again whether the pool is mapped there. After the program has moved slots, none is
 //! released until it ends: they may be mapped where the table knows of none.
 
-use crate::follow::Following;
-use crate::maps::{self, Mapping};
+use crate::gate;
 use crate::policies::Policies;
-use crate::section::Section;
-use crate::table::{self, Guard, Shut, Traits};
-use crate::{arena, gate};
+use agent::arena;
+use agent::follow::Following;
+use agent::maps::{self, Mapping};
+use agent::section::Section;
+use agent::table::{self, Guard, Shut, Traits};
 use page::{HostVirt, PageRange, PageSet};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

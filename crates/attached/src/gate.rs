@@ -19,10 +19,11 @@
 //! child has an agent, which takes it over. `mremap` concerns the address space and not the calling thread, so another thread
 //! can make it. The program's other threads need not stand still: none can use memory that is being moved.
 
-use crate::maps::Kind;
-use crate::raw::{self, Answer, futex};
-use crate::table::{self, Guard};
-use crate::{enrol, follow, remap, spawn};
+use crate::enrol;
+use agent::maps::Kind;
+use agent::raw::{self, Answer, futex};
+use agent::table::{self, Guard};
+use agent::{follow, remap, spawn};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::io::Errno;
 use std::arch::global_asm;

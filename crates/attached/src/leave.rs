@@ -2,7 +2,7 @@
 //! that join their neighbours.
 //!
 //! ```text
-//!   stop the program's threads (`world`)
+//!   stop the program's threads (`channel`)
 //!   make every page of some pieces the program's own, as a write does; keep writers out
 //!      |  ask a witness: does anybody else hold a page, and could write it?  --> yes: that piece later
 //!      v no
@@ -14,13 +14,13 @@
 //! Others than the program's threads may use the memory meanwhile: the kernel's own threads (vhost, `io_uring`), and
 //! devices. The first sleep, and what the others hold is what the witness finds.
 
-use crate::fold::Folder;
-use crate::follow::Following;
-use crate::maps::{self, Kind, Mapping};
-use crate::section::cut;
-use crate::table::{self, Advice, READ_WRITE, Traits};
-use crate::{raw, references, world};
 use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
+use agent::fold::Folder;
+use agent::follow::Following;
+use agent::maps::{self, Kind, Mapping};
+use agent::section::cut;
+use agent::table::{self, Advice, READ_WRITE, Traits};
+use agent::{raw, references, world};
 use host::{Pagemap, PagemapEntry};
 use page::{HostVirt, PAGE_BYTES, PageRange, pages_to_bytes};
 use rustix::io::Errno;

@@ -6,7 +6,7 @@
 //!   the object's C library starts, on a stack of its own, as in a new process
 //!      v
 //!   run: settings from the environment that the stack holds; the channel is descriptor 0
-//!      |  folds, and follows what the program does by the kernel's messages and list (`enrol`, `follow`, `world`)
+//!      |  folds, and follows what the program does by the kernel's messages and list (`enrol`, `follow`, `channel`)
 //!      v  told to leave
 //!   all as it was before (`leave`); the thread waits until the other side has it unmap the object, and end
 //! ```
@@ -15,16 +15,33 @@
 //! starts no other program. All signals are blocked on its threads. Its C library is the one of its own: thread-local
 //! data, `errno` and streams are not the program's.
 
-use crate::arena::{self, Arena};
+mod borrow;
+mod channel;
+mod enrol;
+mod gate;
+mod leave;
+mod policies;
+mod program;
+#[cfg(test)]
+#[path = "../../agent/src/scarce.rs"]
+#[expect(dead_code, reason = "tests of the core use the rest")]
+mod scarce;
+#[cfg(test)]
+#[path = "../../agent/src/testing.rs"]
+#[expect(dead_code, reason = "tests of the core use the rest")]
+mod testing;
+
+use crate::channel::Attach;
 use crate::enrol::Enrolment;
-use crate::thread::{self, Asked, Files};
-use crate::{gate, program, world};
+use crate::program::Attached;
+use agent::thread::{self, Asked, Files};
+use agent::{arena, world};
+#[cfg(test)]
+use agent::{follow, maps, raw, references, section, table, witness};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use rustix::fd::{FromRawFd, OwnedFd};
-use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
 use std::env;
-use std::ffi::c_void;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -46,11 +63,13 @@ const EAGER: &str = "PAGEFOLD_EAGER";
 const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
+static PROGRAM: OnceLock<Attached> = OnceLock::new();
 
 /// Runs the agent of this process until the agent is told to leave. Ends the thread.
 pub fn run() -> ! {
     // Folded pages do not need this thread. If a bug ends it, nothing more is folded.
     let _ = catch_unwind(|| {
+        world::enter(&Attach);
         std::panic::set_hook(Box::new(|_| {}));
         world::join();
         // A `pagefold-attach` that takes the place of a killed one finds this thread by its name.
@@ -58,7 +77,7 @@ pub fn run() -> ! {
         unsafe { libc::prctl(libc::PR_SET_NAME, c"pagefold".as_ptr()) };
         // SAFETY: the thread was started with this descriptor open in a table of its own, and nobody else uses it.
         let channel = unsafe { OwnedFd::from_raw_fd(0) };
-        let Ok(pagemap) = world::open(channel.into()) else { return };
+        let Ok(pagemap) = channel::open(channel.into()) else { return };
         if env::var_os(SHARED).is_none() {
             // SAFETY: the thread was made without `CLONE_FS`, so this changes its own working directory alone. At `/`,
             // it keeps no other file system from being unmounted.
@@ -66,19 +85,20 @@ pub fn run() -> ! {
         }
         let Some((asked, object)) = asked() else { return };
         let asked = ASKED.get_or_init(|| asked);
-        world::know(object, asked.all_anonymous);
+        channel::know(object, asked.all_anonymous);
         program::know_leases();
         let enrolment = Enrolment::new(asked.all_anonymous, object);
+        let program = PROGRAM.get_or_init(|| Attached::new(enrolment, asked.eager));
         let inherited = env::var(GATE).ok().and_then(|at| u64::from_str_radix(&at, 16).ok()).map(HostVirt);
         // Without a gate, `mremap` goes to the kernel, which may refuse it.
         if let Ok(gate) = gate::open(inherited) {
-            world::tell_gate(gate.start);
+            channel::tell_gate(gate.start);
         }
-        if thread::run(asked, Files::with(pagemap, asked), false, Some(enrolment)).is_ok() {
+        if thread::run(asked, Files::with(pagemap, asked), false, program).is_ok() {
             gate::close();
-            world::left([Some(arena::range()), gate::range()].into_iter().flatten().collect());
+            channel::left([Some(arena::range()), gate::range()].into_iter().flatten().collect());
             // The other side makes this thread unmap everything, and end.
-            world::wait_for_end()
+            channel::wait_for_end()
         }
     });
     loop {
@@ -115,72 +135,4 @@ fn thread_pointer() -> u64 {
     // SAFETY: the first word of thread-local data is its own address on x86-64.
     unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
     pointer
-}
-
-// The C library's own allocations come from the arena, too: its allocator would move the program break, which is the
-// program's.
-
-/// Bytes in front of an allocation of the C library's, where its size stands.
-const HEADER: usize = 16;
-
-fn layout(bytes: usize) -> Option<Layout> {
-    Layout::from_size_align(bytes.checked_add(HEADER)?, HEADER).ok()
-}
-
-/// `malloc`
-#[unsafe(no_mangle)]
-pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    let Some(layout) = layout(bytes) else { return std::ptr::null_mut() };
-    // SAFETY: the layout has a size.
-    let place = unsafe { Arena.alloc_zeroed(layout) };
-    if place.is_null() {
-        return place.cast();
-    }
-    // SAFETY: the allocation begins with room for a number, and is aligned for one.
-    unsafe { place.cast::<usize>().write(bytes) };
-    // SAFETY: the allocation is larger than the header.
-    unsafe { place.add(HEADER).cast() }
-}
-
-/// `calloc`
-#[unsafe(no_mangle)]
-pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
-    count.checked_mul(bytes).map_or(std::ptr::null_mut(), |bytes| malloc(bytes))
-}
-
-/// `realloc`
-///
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(place: *mut c_void, bytes: usize) -> *mut c_void {
-    let new = malloc(bytes);
-    if !place.is_null() && !new.is_null() {
-        // SAFETY: `malloc` has written the size in front of what it returned.
-        let before = unsafe { place.cast::<u8>().sub(HEADER).cast::<usize>().read() };
-        // SAFETY: both have at least so many bytes, and do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(place.cast::<u8>(), new.cast(), before.min(bytes)) };
-        // SAFETY: by the caller.
-        unsafe { free(place) };
-    }
-    new
-}
-
-/// `free`
-///
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn free(place: *mut c_void) {
-    if place.is_null() {
-        return;
-    }
-    // SAFETY: `malloc` returned a place behind a header.
-    let start = unsafe { place.cast::<u8>().sub(HEADER) };
-    // SAFETY: `malloc` has written the size there.
-    let bytes = unsafe { start.cast::<usize>().read() };
-    if let Some(layout) = layout(bytes) {
-        // SAFETY: this is what `malloc` was given for this layout.
-        unsafe { Arena.dealloc(start, layout) };
-    }
 }

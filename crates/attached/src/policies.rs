@@ -4,7 +4,7 @@
 //! Where the kernel does not answer `get_mempolicy`, its list of all policies is read: default filters of containers forbid
 //! that call. The kernel counts pages for that list.
 
-use crate::raw;
+use agent::raw;
 use page::HostVirt;
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -29,8 +29,9 @@
 //! ([`STEP`]), and it connects only where they have memory of their own. The others stay inert, as all children are that
 //! are made past the C library's `fork`.
 
-use crate::table::{self, Advice, Shut, Traits};
-use crate::{arena, follow, give_way, hooks, references, resign, spawn, start};
+use crate::{hooks, resign, start};
+use agent::table::{self, Advice, Shut, Traits};
+use agent::{follow, process, spawn};
 use page::PageRange;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -46,8 +47,6 @@ const BURST: u64 = 64;
 const LEAST_KIB: u64 = 2048;
 /// Longest time between two checks of how much memory the child has written: 1 min.
 const LOOKS_AT_MOST: Duration = Duration::from_secs(60);
-/// Upper bound of the memory that the table takes for a range, in bytes.
-const EXTENT_BYTES: usize = 256;
 
 /// Time up to which agents of children are paid for, at one each [`STEP`], in milliseconds of the monotonic clock. A
 /// child inherits this value, so a chain of forks is bounded, too.
@@ -103,19 +102,13 @@ pub unsafe fn begin(known: Known) {
     if resign::is_asked() {
         return std::mem::forget(known);
     }
-    // SAFETY: there is one thread, and it is within no function of the agent's but this one's callers. `known` lies in the
-    // parent's arena, and is only read.
-    unsafe { arena::begin_anew() };
-    if !arena::ensure(EXTENT_BYTES * (known.0.len() + 1)) {
-        return std::mem::forget(known);
-    }
-    // SAFETY: as above; the lock is not held.
-    unsafe { table::begin_anew(&known.0) };
-    // SAFETY: as above.
-    unsafe { references::begin_anew() };
-    follow::begin_anew();
-    give_way::begin_anew();
+    // SAFETY: by the caller, which is a hook.
+    let has_begun = unsafe { process::begin_anew(&known.0) };
+    // It lies in the parent's arena.
     std::mem::forget(known);
+    if !has_begun {
+        return;
+    }
     hooks::begin_anew();
     if start::in_child().is_err() {
         hooks::rest();

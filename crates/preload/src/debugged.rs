@@ -4,7 +4,7 @@
 //! waited for a while looks at the agent's thread. If a debugger has stopped it, the call is passed on as it is. To the
 //! agent, that is a system call past the hooks: before it replaces anything there, it finds the change.
 
-use crate::raw;
+use agent::raw;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -46,8 +46,9 @@ pub fn is_agent_stopped() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hooks;
     use crate::testing::alone;
-    use crate::{hooks, table};
+    use agent::table;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;
 

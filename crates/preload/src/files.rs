@@ -5,8 +5,9 @@
 //! Judging a file takes a few short system calls, and nothing at all in a process that is no member. None of them asks
 //! the file's file system, which may have answered its last question: the program would wait for it.
 
-use super::{Sticky, in_hook, judge, look, stick};
 use crate::hooks::is_member;
+use agent::raw::{c_answer, call};
+use agent::references::{Sticky, in_hook, judge, look, stick};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,7 +36,7 @@ impl Real {
 
 /// Answers that a function is not there, as the kernel would.
 fn missing() -> c_int {
-    crate::raw::c_answer(-(libc::ENOSYS as isize)) as c_int
+    c_answer(-(libc::ENOSYS as isize)) as c_int
 }
 
 /// Judges a file that the program is about to be given, or has changed. `errno` stays as it is.
@@ -112,7 +113,7 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, parts: *const libc::iovec, count:
     }
     let arguments = [pipe as usize, parts as usize, count, flags as usize, 0, 0];
     // SAFETY: the caller's arguments are passed on unchanged, with the caller's promises.
-    crate::raw::c_answer(unsafe { crate::raw::call(libc::SYS_vmsplice, arguments) })
+    c_answer(unsafe { call(libc::SYS_vmsplice, arguments) })
 }
 
 /// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`, or that has got another number. A survey that is under
@@ -183,3 +184,6 @@ fn received_many(messages: *const libc::mmsghdr, result: c_int) -> c_int {
     }
     result
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@
 //!
 //! **State.** A process that was not enrolled is *inert*: hooks only pass calls on. An enrolled one is a *member*. A
 //! forked child is inert again, however it was made: the kernel clears the state for it. It may begin anew
-//! ([`crate::child`]). The memory of the pool that the child got is followed ([`crate::follow`]). A `vfork` child and a
+//! ([`crate::child`]). The memory of the pool that the child got is followed ([`agent::follow`]). A `vfork` child and a
 //! thread made by `clone` share the member's memory, table and state. The hooks serve them alike. Only those that execute a
 //! program ask which process calls them.
 //!
@@ -45,10 +45,11 @@ pub use exec::{carry, carry_no_more, search};
 pub use fork::find as find_fork;
 pub use userfault::set_ways;
 
-use crate::calls::{ask, between, bytes, map_fresh, range, refuse};
-use crate::raw::{self, Answer};
-use crate::table::{self, Guard, Table, Traits};
-use crate::{arena, debugged, maps, references};
+use crate::debugged;
+use agent::calls::{ask, between, bytes, map_fresh, range, refuse};
+use agent::raw::{self, Answer};
+use agent::table::{self, Guard, Table};
+use agent::{arena, maps, references};
 use page::{PAGE_BYTES, PageRange};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
@@ -111,17 +112,14 @@ fn enrol_all() {
     heap::ask_heap();
 }
 
-/// The state of a member whose table is empty, and a message for people: why it is.
-pub fn why_nothing_is_enrolled(all_anonymous: bool) -> (MemberState, String) {
+/// The state of a member that enrols all its memory and has none, and a message for people: why it is.
+pub fn why_nothing_is_mapped() -> (MemberState, String) {
     if let Some(refusal) = REFUSAL.get() {
         return (MemberState::NotFoldable, format!("not all anonymous memory can be asked in: {refusal}"));
     }
-    if all_anonymous {
-        let why = "the program has mapped no private anonymous memory through the C library: what it has is its stack and data, \
-                   shared, or mapped by system calls of its own";
-        return (MemberState::NothingMapped, why.into());
-    }
-    (MemberState::NothingEnrolled, "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE)".into())
+    let why = "the program has mapped no private anonymous memory through the C library: what it has is its stack and data, \
+               shared, or mapped by system calls of its own";
+    (MemberState::NothingMapped, why.into())
 }
 
 /// Maps a page that forked children find cleared.
@@ -160,11 +158,6 @@ fn enter() -> Option<Guard> {
     // the table.
     let serves = state() != State::Inert && !arena::holds(raw::stack());
     serves.then(|| table::lock_unless(debugged::LOOK_AFTER, debugged::is_agent_stopped)).flatten()
-}
-
-/// Maps fresh anonymous memory in the place of folded memory that was discarded. Returns whether that succeeded.
-pub fn map_discarded(range: PageRange, traits: Traits) -> bool {
-    raw::error(map_fresh(range, traits)).is_none()
 }
 
 /// Makes pages that map slots private, where they are.

@@ -23,10 +23,11 @@
 //! rights then that the agent's threads lack. The C library changes users and groups of all threads, and ends a program in which some may and
 //! others may not.
 
-use crate::fold::Folder;
-use crate::follow;
-use crate::pool::Pool;
-use crate::{give_way, hooks, raw, spawn, table};
+use crate::hooks;
+use agent::fold::Folder;
+use agent::follow;
+use agent::pool::Pool;
+use agent::{give_way, raw, spawn, table};
 use host::Pagemap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

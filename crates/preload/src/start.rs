@@ -5,8 +5,13 @@
 //! The thread ([`spawn`]) has a table of file descriptors of its own. So the program neither sees nor closes the
 //! agent's files, and forked children do not inherit them.
 
-use crate::thread::{Asked, Files, run};
-use crate::{child, debugged, hooks, resign, spawn};
+use crate::{child, debugged, hooks, resign};
+use agent::fold::Folder;
+use agent::pool::Pool;
+use agent::program::Program;
+use agent::thread::{Asked, Files, run};
+use agent::{give_way, spawn};
+use host::Pagemap;
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::io::Write;
@@ -15,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use wire::{MemberState, MemberStats};
 
 /// Variable with the socket to connect to; `pagefold run` sets it, like those below.
 pub const SOCKET: &str = "PAGEFOLD_SOCKET";
@@ -45,6 +51,31 @@ const LIBRARY: &str = "libpagefold.so";
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
+/// A program that the agent was loaded with. The agent stays in it, but for the reasons that [`resign`] tells.
+struct Loaded;
+
+impl Program for Loaded {
+    fn why_nothing_is_mapped(&self) -> (MemberState, String) {
+        hooks::why_nothing_is_mapped()
+    }
+
+    fn be_told_to_leave(&self) {
+        resign::be_told_to_leave();
+    }
+
+    fn is_leaving(&self) -> bool {
+        resign::is_asked()
+    }
+
+    fn sleep(&self, time: Duration) {
+        resign::sleep(time);
+    }
+
+    fn leave(&self, all: &mut Result<Folder, String>, given: (&Pagemap, &Pool), stats: &mut MemberStats) -> bool {
+        all.as_mut().map_or(true, |folder| resign::give_up_all(folder, given, stats))
+    }
+}
+
 #[used]
 // SAFETY: a pointer to a function of the type that the loader calls for every entry of this section.
 #[unsafe(link_section = ".init_array")]
@@ -57,6 +88,7 @@ extern "C" fn constructor() {
         hooks::find_fork();
         let Some(asked) = asked() else { return };
         hooks::init(asked.all_anonymous);
+        hooks::set_ways(give_way::unregister, give_way::make_anonymous);
         if ASKED.set(asked).is_ok() {
             start();
         }
@@ -147,7 +179,7 @@ fn start() {
             debugged::note_agent();
             std::panic::set_hook(Box::new(|_| {}));
             if let Some(asked) = ASKED.get() {
-                let _ = Files::open(asked).and_then(|files| run(asked, files, false, None));
+                let _ = Files::open(asked).and_then(|files| run(asked, files, false, &Loaded));
                 resign::end_as_told();
             }
         });
@@ -194,7 +226,7 @@ pub fn in_child() -> Result<(), Errno> {
                 } else {
                     child::wait_until_worth_it(after);
                 }
-                let _ = files.and_then(|files| run(asked, files, true, None));
+                let _ = files.and_then(|files| run(asked, files, true, &Loaded));
                 // Unless a worker told the agent to leave, nothing was folded. Without an agent's thread, the hooks
                 // need not keep the table.
                 if !resign::end_as_told() {

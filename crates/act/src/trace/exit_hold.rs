@@ -12,7 +12,7 @@
 //!
 //! If the process beside is killed, this one goes on alone. The kernel was seen to hold a thread so that `SIGKILL` ends (Linux 6.18).
 
-use crate::trace::{ask, last_error};
+use super::{ask, last_error};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::gettid;

@@ -5,7 +5,7 @@ use crate::follow::{Following, Shared};
 use crate::home;
 use crate::maps::Kind;
 use crate::section::pieces;
-use crate::{hooks, table};
+use crate::{calls, raw, table};
 use host::Pagemap;
 use page::{PageRange, PageSet};
 use std::sync::Arc;
@@ -70,7 +70,9 @@ fn settle(
         let absent = PageRange { start: gone.start.add_pages(from), pages };
         for range in pooled.within(absent) {
             for (part, traits) in table.known(range).into_iter().filter(|(_, traits)| traits.home.is_none()) {
-                if following.may_replace(part, traits, Kind::Pool) && hooks::map_discarded(part, traits) {
+                if following.may_replace(part, traits, Kind::Pool)
+                    && raw::error(calls::map_fresh(part, traits)).is_none()
+                {
                     table.discard(part);
                     settled.push(part);
                 }

@@ -37,7 +37,6 @@ fn is_elsewhere(chunk: &Chunk) -> Bits {
 
 impl Map {
     /// Notes a private mapping of a file that the program has enrolled.
-    #[cfg(target_env = "gnu")]
     pub fn ask_file(&mut self, range: PageRange, traits: Traits) {
         let is_known = self.of_files.iter().any(|(known, _)| *known == range) || self.touches(range);
         if self.of_files.len() < MOST_FILES && !is_known {
@@ -71,7 +70,6 @@ impl Map {
 
     /// As [`Map::come_back`], for pages that lie in the program's own mapping. For a hook, after the kernel has
     /// dropped them.
-    #[cfg(target_env = "gnu")]
     pub fn come_back_unplaced(&mut self, range: PageRange) {
         for part in self.broken_pages(range) {
             let mut placed = page::PageSet::new();

@@ -3,8 +3,11 @@
 //! An agent that was put into a running process does not make these calls. Default filters of containers forbid them
 //! (`kcmp`, `pidfd_getfd`, `statmount`). `pagefold-attach` makes them in its place. No answer is a reason not to fold.
 
-#[cfg(target_env = "gnu")]
-mod asked {
+use crate::world;
+use wire::attach::{ASKED_MOST, Question, Socket};
+
+/// The calls, as an agent with hooks makes them.
+mod own {
     use crate::references::tables;
     use crate::{arena, raw};
     use host::SocketKind;
@@ -69,52 +72,37 @@ mod asked {
             error => Err(error),
         }
     }
-
-    pub fn file_system(mount: u64) -> Option<u32> {
-        host::filesystem_of_mount(mount)
-    }
 }
-
-#[cfg(not(target_env = "gnu"))]
-mod asked {
-    use crate::world;
-    use wire::attach::{ASKED_MOST, Question, Socket};
-
-    pub fn tables() -> Option<Vec<usize>> {
-        let told = world::ask(Question::Tables)?;
-        told.into_iter().map(|thread| usize::try_from(thread).ok()).collect()
-    }
-
-    pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
-        let mut all = Vec::with_capacity(numbers.len());
-        for some in numbers.chunks(ASKED_MOST) {
-            let files = some.iter().map(|number| *number as u64).collect();
-            let told = world::ask(Question::Sockets { thread: thread as u64, files });
-            let told = told.filter(|told| told.len() == some.len()).ok_or("pagefold-attach does not answer")?;
-            all.extend(told.into_iter().map(Socket::decode));
-        }
-        Ok(all)
-    }
-
-    pub fn file_system(mount: u64) -> Option<u32> {
-        u32::try_from(*world::ask(Question::FileSystem(mount))?.first()?).ok()
-    }
-}
-
-use wire::attach::Socket;
 
 /// One thread of each table of open files, but for the agent's table, and threads that have just ended; `None` if that cannot
 /// be known.
 pub fn tables() -> Option<Vec<usize>> {
-    asked::tables()
+    if world::is_hooked() {
+        return own::tables();
+    }
+    let told = world::ask(Question::Tables)?;
+    told.into_iter().map(|thread| usize::try_from(thread).ok()).collect()
 }
 
 /// Kinds of sockets, by their descriptors in a thread's table. The error is the reason why that cannot be known.
 pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
-    asked::sockets(thread, numbers)
+    if world::is_hooked() {
+        return own::sockets(thread, numbers);
+    }
+    let mut all = Vec::with_capacity(numbers.len());
+    for some in numbers.chunks(ASKED_MOST) {
+        let files = some.iter().map(|number| *number as u64).collect();
+        let told = world::ask(Question::Sockets { thread: thread as u64, files });
+        let told = told.filter(|told| told.len() == some.len()).ok_or("pagefold-attach does not answer")?;
+        all.extend(told.into_iter().map(Socket::decode));
+    }
+    Ok(all)
 }
 
 /// The file system of a mount that this process sees, by the mount's unique number.
 pub fn file_system(mount: u64) -> Option<u32> {
-    asked::file_system(mount)
+    if world::is_hooked() {
+        return host::filesystem_of_mount(mount);
+    }
+    u32::try_from(*world::ask(Question::FileSystem(mount))?.first()?).ok()
 }

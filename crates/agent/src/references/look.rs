@@ -30,6 +30,7 @@ impl Look {
         self.mode & libc::S_IFMT == libc::S_IFREG
     }
 
+    /// Facts about the file, if it is on this filesystem and open with these flags.
     pub const fn facts(self, filesystem: Option<u32>, flags: i32) -> Facts {
         Facts { mode: self.mode, device: self.device, filesystem, flags }
     }

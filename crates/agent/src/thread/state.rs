@@ -3,7 +3,8 @@
 use super::{Agent, STATS_SOON, Session, follow_forks};
 use crate::cpu_time::cpu_time;
 use crate::fold::{Folder, orphaned_pages};
-use crate::{arena, give_way, hooks, table};
+use crate::program::Program;
+use crate::{arena, give_way, table};
 use host::Pagemap;
 use page::PageRange;
 use rustix::time::ClockId;
@@ -26,6 +27,9 @@ const LOCKED: &str = "locked memory (mlock, mem-lock=on of QEMU) is not folded: 
 /// Reason given for memory that is not folded because of its NUMA policy.
 const BOUND: &str = "memory with a NUMA policy of its own (mbind, host-nodes= of QEMU) is not folded: \
     what takes its place could not have that policy";
+
+/// Reason given where no memory is enrolled.
+const NOTHING_ADVISED: &str = "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE)";
 
 impl Agent {
     /// Tells the worker that the program changes mappings past the hooks. Nothing is done to them any more, and no
@@ -98,7 +102,7 @@ impl Agent {
                 let left_out = if unfollowed > 0 { Some(UNFOLLOWED) } else { others };
                 let refusal = self.asked.refusal().filter(|_| pace.fold == FoldMode::On);
                 refusal.map(|why| (MemberState::NoMove, why)).unwrap_or_else(|| {
-                    let enrolled = (counts.enrolled, self.asked.all_anonymous);
+                    let enrolled = (counts.enrolled, self.asked.all_anonymous.then_some(self.program));
                     state_of(folder, pace, (session.unfolded, yielded), enrolled, (open, left_out))
                 })
             }
@@ -139,7 +143,7 @@ fn state_of(
     folder: &Folder,
     pace: Pace,
     (unfolded, yielded): (bool, bool),
-    (enrolled, all_anonymous): (u64, bool),
+    (enrolled, all_of): (u64, Option<&dyn Program>),
     (open, left_out): (u64, Option<&str>),
 ) -> (MemberState, String) {
     let plain = |state| (state, String::new());
@@ -152,7 +156,8 @@ fn state_of(
         FoldMode::On if yielded => {
             (MemberState::Yielded, "the program uses a userfaultfd of its own on its memory".to_owned())
         }
-        FoldMode::On if enrolled == 0 => hooks::why_nothing_is_enrolled(all_anonymous),
+        FoldMode::On if enrolled == 0 => all_of
+            .map_or_else(|| (MemberState::NothingEnrolled, NOTHING_ADVISED.to_owned()), Program::why_nothing_is_mapped),
         FoldMode::On if open == 0 && left_out.is_some() => {
             (MemberState::NotFoldable, left_out.unwrap_or_default().to_owned())
         }

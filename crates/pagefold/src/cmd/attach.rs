@@ -472,7 +472,7 @@ fn detach_one(service: &Service, process: ProcessId, helper: u32, patience: Dura
 
 /// Why a process is not detached yet, as far as its `/proc` files show it.
 fn hindrance(pid: u32) -> String {
-    act::sharer_of_memory(pid).map_or_else(
+    act::trace::sharer_of_memory(pid).map_or_else(
         || "something holds pages that are folded, or its threads cannot be stopped".to_owned(),
         |other| format!("process {other} shares its memory and changes it all the time: suspend it (kill -STOP {other}) for some seconds"),
     )

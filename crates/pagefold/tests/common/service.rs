@@ -59,7 +59,7 @@ pub fn seconds(usually: u64) -> u64 {
 /// Whether nothing can be folded here; prints the reason for skipping.
 pub fn cannot_fold() -> bool {
     let library = PathBuf::from(env!("CARGO_BIN_EXE_pagefold")).with_file_name("libpagefold.so");
-    assert!(library.exists(), "{} is not there: cargo build -p agent", library.display());
+    assert!(library.exists(), "{} is not there: cargo build -p preload", library.display());
     super::not_root()
 }
 

@@ -3,13 +3,16 @@
 use super::*;
 use crate::hooks;
 use crate::testing::alone;
+use agent::references::judge::{Facts, filesystem_name};
+use agent::references::{self, files, generation, said_by_hook, survey};
 use rustix::event::{EventfdFlags, eventfd};
-use std::ffi::{CString, c_int};
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 /// A file in the temporary directory, on the filesystem of that.
 fn file() -> PathBuf {
@@ -40,8 +43,7 @@ fn distrust(name: &str) -> bool {
     let path = file();
     let filesystem = look::named(path.to_str().unwrap()).unwrap().filesystem.unwrap();
     std::fs::remove_file(&path).unwrap();
-    DISTRUSTED.store(Distrusted::parse(&filesystem_name(filesystem)).0, Ordering::Relaxed);
-    let can = DISTRUSTED.load(Ordering::Relaxed) != 0;
+    let can = references::distrust(&filesystem_name(filesystem));
     if !can {
         eprintln!("{name}: skipped: {} pins by nature", filesystem_name(filesystem));
     }
@@ -53,25 +55,8 @@ fn why() -> String {
 }
 
 #[test]
-fn tables_are_unknown_where_proc_is_of_another_namespace() {
-    const INSIDE: &str = "PAGEFOLD_TEST_INSIDE";
-    if std::env::var_os(INSIDE).is_some() {
-        return assert!(tables::all().is_none());
-    }
-    assert!(tables::all().is_some());
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: only root can make a PID namespace");
-    }
-    let name = "references::tests::tables_are_unknown_where_proc_is_of_another_namespace";
-    let mut command = std::process::Command::new("unshare");
-    command.args(["--pid", "--fork"]).arg(std::env::current_exe().unwrap()).args(["--exact", name]);
-    let inside = command.env(INSIDE, "1").output().unwrap();
-    assert!(inside.status.success() && String::from_utf8_lossy(&inside.stdout).contains("1 passed"), "{inside:?}");
-}
-
-#[test]
 fn ordinary_program_may_be_folded() {
-    if !alone("references::tests::ordinary_program_may_be_folded") {
+    if !alone("files::tests::ordinary_program_may_be_folded") {
         return;
     }
     hooks::init(false);
@@ -96,7 +81,7 @@ fn ordinary_program_may_be_folded() {
 
 #[test]
 fn direct_reads_that_do_not_pin_are_noticed() {
-    let name = "references::tests::direct_reads_that_do_not_pin_are_noticed";
+    let name = "files::tests::direct_reads_that_do_not_pin_are_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -110,28 +95,10 @@ fn direct_reads_that_do_not_pin_are_noticed() {
     drop(plain);
 }
 
-#[test]
-fn finding_that_holds_for_ever_is_never_replaced() {
-    let reason = |text: &str| Reason(text.to_owned());
-    let mut seen = None;
-    let mut survey = |found: Option<(&str, Holds)>| {
-        let found = found.map(|(text, holds)| (reason(text), holds));
-        take_in(&mut seen, found).err().map_or_else(String::new, |reason| reason.to_string())
-    };
-    assert_eq!(survey(Some(("unseen", Holds::Once))), "unseen");
-    assert_eq!(survey(None), "", "nothing was found, and the next survey could look");
-    assert_eq!(survey(Some(("open", Holds::While))), "open");
-    assert_eq!(survey(None), "open", "a read of it may be under way");
-    assert_eq!(survey(Some(("direct", Holds::ForEver))), "direct");
-    for found in [None, Some(("open", Holds::While)), Some(("unseen", Holds::Once))] {
-        assert_eq!(survey(found), "direct");
-    }
-}
-
 /// A survey may be past the number that a file gets, and not yet at the one that it had.
 #[test]
 fn file_that_gets_another_number_is_noticed() {
-    let name = "references::tests::file_that_gets_another_number_is_noticed";
+    let name = "files::tests::file_that_gets_another_number_is_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -158,7 +125,7 @@ fn file_that_gets_another_number_is_noticed() {
 /// The survey finds out about these mounts too late, or not at all.
 #[test]
 fn direct_reads_on_mounts_that_cannot_be_told_are_noticed() {
-    if !alone("references::tests::direct_reads_on_mounts_that_cannot_be_told_are_noticed") {
+    if !alone("files::tests::direct_reads_on_mounts_that_cannot_be_told_are_noticed") {
         return;
     }
     hooks::init(false);
@@ -176,7 +143,7 @@ fn direct_reads_on_mounts_that_cannot_be_told_are_noticed() {
 /// More than can be remembered.
 #[test]
 fn direct_reads_on_many_mounts_are_noticed() {
-    if !alone("references::tests::direct_reads_on_many_mounts_are_noticed") {
+    if !alone("files::tests::direct_reads_on_many_mounts_are_noticed") {
         return;
     }
     hooks::init(false);
@@ -190,7 +157,7 @@ fn direct_reads_on_many_mounts_are_noticed() {
 
 #[test]
 fn o_direct_added_later_is_noticed() {
-    let name = "references::tests::o_direct_added_later_is_noticed";
+    let name = "files::tests::o_direct_added_later_is_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -204,7 +171,7 @@ fn o_direct_added_later_is_noticed() {
 
 #[test]
 fn survey_finds_files_that_no_hook_saw() {
-    let name = "references::tests::survey_finds_files_that_no_hook_saw";
+    let name = "files::tests::survey_finds_files_that_no_hook_saw";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -218,7 +185,7 @@ fn survey_finds_files_that_no_hook_saw() {
 
 #[test]
 fn a_file_that_is_received_is_noticed() {
-    let name = "references::tests::a_file_that_is_received_is_noticed";
+    let name = "files::tests::a_file_that_is_received_is_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -274,7 +241,7 @@ fn with_message(control: &mut [u64; 8], act: impl FnOnce(&mut libc::msghdr)) {
 
 #[test]
 fn vmsplice_is_noticed() {
-    if !alone("references::tests::vmsplice_is_noticed") {
+    if !alone("files::tests::vmsplice_is_noticed") {
         return;
     }
     hooks::init(false);
@@ -290,7 +257,7 @@ fn vmsplice_is_noticed() {
 
 #[test]
 fn sockets_that_are_not_known_are_noticed() {
-    let name = "references::tests::sockets_that_are_not_known_are_noticed";
+    let name = "files::tests::sockets_that_are_not_known_are_noticed";
     if !alone(name) {
         return;
     }
@@ -305,7 +272,7 @@ fn sockets_that_are_not_known_are_noticed() {
 
 #[test]
 fn devices_that_are_not_known_are_noticed() {
-    let name = "references::tests::devices_that_are_not_known_are_noticed";
+    let name = "files::tests::devices_that_are_not_known_are_noticed";
     if !alone(name) {
         return;
     }
@@ -322,12 +289,12 @@ fn devices_that_are_not_known_are_noticed() {
     assert!(generation() > before && why().contains("device /dev/"), "{}", why());
     // Such a device may take pages by pins that do not wait: no section is under way when the program has it.
     let again = || drop(open(&path, libc::O_RDWR));
-    assert!(crate::testing::waits_for_the_table(again), "a page may have been out of reach");
+    assert!(hooks::tests::waits_for_the_table(again), "a page may have been out of reach");
 }
 
 #[test]
 fn files_registered_with_io_uring_are_noticed() {
-    let name = "references::tests::files_registered_with_io_uring_are_noticed";
+    let name = "files::tests::files_registered_with_io_uring_are_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -355,7 +322,7 @@ fn open_past_hooks(path: &std::path::Path) -> c_int {
     let arguments =
         [libc::AT_FDCWD as usize, name.as_ptr() as usize, (libc::O_RDWR | libc::O_DIRECT) as usize, 0, 0, 0];
     // SAFETY: opens a file, which stays open.
-    let opened = unsafe { crate::raw::call(libc::SYS_openat, arguments) };
+    let opened = unsafe { call(libc::SYS_openat, arguments) };
     assert!(opened >= 0);
     opened as c_int
 }
@@ -363,7 +330,7 @@ fn open_past_hooks(path: &std::path::Path) -> c_int {
 /// A survey that takes a name for that of another file would leave the program alone for ever.
 #[test]
 fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
-    if !alone("references::tests::files_that_are_closed_and_opened_all_the_time_are_no_reason") {
+    if !alone("files::tests::files_that_are_closed_and_opened_all_the_time_are_no_reason") {
         return;
     }
     let is_over = Arc::new(AtomicBool::new(false));
@@ -376,7 +343,7 @@ fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
             while !is_over.load(Ordering::Relaxed) {
                 for (file, number) in files.iter().flat_map(|file| (900..920).map(move |number| (*file, number))) {
                     // SAFETY: the number is nobody else's. Past the hooks, as they take most of the time.
-                    unsafe { crate::raw::call(libc::SYS_dup2, [file as usize, number, 0, 0, 0, 0]) };
+                    unsafe { call(libc::SYS_dup2, [file as usize, number, 0, 0, 0, 0]) };
                 }
             }
         }
@@ -396,7 +363,7 @@ fn files_that_are_closed_and_opened_all_the_time_are_no_reason() {
 
 #[test]
 fn files_of_a_thread_of_its_own_are_noticed() {
-    let name = "references::tests::files_of_a_thread_of_its_own_are_noticed";
+    let name = "files::tests::files_of_a_thread_of_its_own_are_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -423,7 +390,7 @@ fn files_of_a_thread_of_its_own_are_noticed() {
 /// A table whose listed thread ended before the survey came to it was passed over, although the next thread had the table, too.
 #[test]
 fn files_of_threads_that_end_all_the_time_are_noticed() {
-    let name = "references::tests::files_of_threads_that_end_all_the_time_are_noticed";
+    let name = "files::tests::files_of_threads_that_end_all_the_time_are_noticed";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -460,7 +427,7 @@ fn relay(is_over: Arc<AtomicBool>) {
 /// `/proc/self/fd` is empty then.
 #[test]
 fn files_are_noticed_when_the_first_thread_has_ended() {
-    let name = "references::tests::files_are_noticed_when_the_first_thread_has_ended";
+    let name = "files::tests::files_are_noticed_when_the_first_thread_has_ended";
     if !alone(name) || !distrust(name) {
         return;
     }
@@ -492,7 +459,7 @@ fn files_are_noticed_when_the_first_thread_has_ended() {
 /// The kernel says nothing about a ring while another thread has the ring's lock. A direct descriptor is in no table.
 #[test]
 fn ring_in_use_does_not_hide_its_files() {
-    let name = "references::tests::ring_in_use_does_not_hide_its_files";
+    let name = "files::tests::ring_in_use_does_not_hide_its_files";
     if !alone(name) || !distrust(name) {
         return;
     }

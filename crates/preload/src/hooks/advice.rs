@@ -3,9 +3,9 @@
 use super::heap::is_unseen_heap;
 use super::policy::has_policy;
 use super::{Answer, State, ask, between, break_slots, bytes, enter, map_fresh, range, refuse, state};
-use crate::maps::{self, Kind, Maps};
-use crate::raw::{self, c_answer};
-use crate::table::{Advice, READ_WRITE, Shut, Table, Traits};
+use agent::maps::{self, Kind, Maps};
+use agent::raw::{self, c_answer};
+use agent::table::{Advice, READ_WRITE, Shut, Table, Traits};
 use page::PageRange;
 use std::ffi::{c_int, c_void};
 

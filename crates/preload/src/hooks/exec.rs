@@ -16,8 +16,9 @@
 //! memory that is mapped for the call, because a signal handler may execute a program.
 
 use super::is_member;
-use crate::raw::{self, Answer, c_answer};
-use crate::{follow, start};
+use crate::start;
+use agent::follow;
+use agent::raw::{self, Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;

@@ -1,8 +1,8 @@
 //! `_exit`: before the process ends, children that were forked a moment ago are handed to the keeper
-//! ([`crate::follow`]).
+//! ([`agent::follow`]).
 
 use super::is_member;
-use crate::{follow, raw};
+use agent::{follow, raw};
 use std::ffi::c_int;
 
 /// `_exit`

@@ -3,9 +3,10 @@
 //! `PR_SET_KEEPCAPS`. `seccomp` comes by way of [`syscall`](super::syscall): the C library has no function for it.
 
 use super::{exec, is_member, refuse};
-use crate::raw::{self, Answer, c_answer};
-use crate::{arena, resign};
+use crate::resign;
 use act::{FilterInstruction, seccomp};
+use agent::arena;
+use agent::raw::{self, Answer, c_answer};
 use std::ffi::{c_int, c_long};
 
 /// Most instructions of a filter: the kernel's `BPF_MAXINSNS`.

@@ -5,7 +5,8 @@
 //! Children of such a program stay inert.
 
 use super::is_member;
-use crate::{child, forks, raw};
+use crate::child;
+use agent::{forks, raw};
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 

@@ -3,9 +3,9 @@
 //! not enrolled.
 
 use super::{ALL, Answer, ask, between, enter, refuse};
-use crate::maps::Mapping;
-use crate::raw::{self, c_answer};
-use crate::table::{self, Table, Traits};
+use agent::maps::Mapping;
+use agent::raw::{self, c_answer};
+use agent::table::{self, Table, Traits};
 use page::{HostVirt, PAGE_BYTES};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -1,9 +1,9 @@
 //! Memory that is mapped, unmapped, protected and locked: `mmap`, `munmap`, `mprotect`, `mlock` and their kin.
 
 use super::{ALL, State, ask, enter, range, state};
-use crate::maps;
-use crate::raw::{self, Answer, c_answer};
-use crate::table::{Shut, Table, Traits};
+use agent::maps;
+use agent::raw::{self, Answer, c_answer};
+use agent::table::{Shut, Table, Traits};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;

@@ -9,7 +9,7 @@
 //! writable code forbids this write, and nothing is half done.
 
 use super::{advice, exit, heap, memory, remap};
-use crate::raw;
+use agent::raw;
 use page::PAGE_BYTES;
 use std::ffi::CStr;
 use std::fmt;

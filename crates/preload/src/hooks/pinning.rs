@@ -7,8 +7,8 @@
 //! request for all memory.
 
 use super::{State, break_slots, bytes, enter, range, state};
-use crate::raw;
-use crate::table::{Shut, everything};
+use agent::raw;
+use agent::table::{Shut, everything};
 use page::PageRange;
 use std::ffi::c_ulong;
 
@@ -67,8 +67,9 @@ fn words_at(argument: usize) -> Option<[usize; 4]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hooks;
     use crate::testing::{Member, alone, discard_past_hooks, fold, pool, section};
-    use crate::{hooks, table};
+    use agent::table;
     use std::fs::File;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
@@ -154,6 +155,6 @@ mod tests {
         let member = Member::new(1);
         let all = member.0.range();
         let ask = || ask(VFIO_MAP, [32, all.start.0, 0, bytes(all) as u64]);
-        assert!(crate::testing::waits_for_the_table(ask), "a page may have been out of reach");
+        assert!(hooks::tests::waits_for_the_table(ask), "a page may have been out of reach");
     }
 }

@@ -3,9 +3,9 @@
 //! with a policy is not folded.
 
 use super::{Answer, break_slots, enter, range};
-use crate::maps;
-use crate::raw;
-use crate::table::{Shut, Table};
+use agent::maps;
+use agent::raw;
+use agent::table::{Shut, Table};
 use page::{HostVirt, PageRange};
 
 /// `set_mempolicy_home_node`, for which libc has no name.

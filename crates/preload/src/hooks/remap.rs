@@ -1,8 +1,8 @@
-//! `mremap`: see [`crate::remap`].
+//! `mremap`: see [`agent::remap`].
 
 use super::enter;
-use crate::raw::{self, c_answer};
-use crate::remap;
+use agent::raw::{self, c_answer};
+use agent::remap;
 use std::ffi::{c_int, c_void};
 
 /// `mremap`

@@ -4,7 +4,7 @@
 //! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
 
 use super::{advice, exec, exit, filter, heap, memory, policy, remap};
-use crate::raw::{Answer, c_answer};
+use agent::raw::{Answer, c_answer};
 use std::arch::naked_asm;
 use std::ffi::c_long;
 

@@ -8,8 +8,8 @@ mod heap;
 mod moves;
 
 use super::*;
-use crate::maps;
-use crate::table::READ_WRITE;
+use agent::maps;
+use agent::table::READ_WRITE;
 use page::HostVirt;
 
 use std::ffi::c_void;
@@ -410,4 +410,31 @@ fn programs_own_userfaultfd_takes_precedence() {
     // SAFETY: opened here.
     unsafe { libc::close(file) };
     unmap_all(at, 4);
+}
+
+/// Whether a call by another thread waits as long as the table is locked, as it is in a section. It returns afterwards.
+pub fn waits_for_the_table(call: impl FnOnce() + Send) -> bool {
+    let [ready, begin, done] = [const { AtomicBool::new(false) }; 3];
+    let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ready.store(true, Ordering::SeqCst);
+            while !is(&begin) {
+                std::hint::spin_loop();
+            }
+            call();
+            done.store(true, Ordering::SeqCst);
+        });
+        // To start a thread takes memory, which would wait, too.
+        while !is(&ready) {
+            std::thread::yield_now();
+        }
+        // While it is held, nothing is allocated here.
+        let held = table::lock();
+        begin.store(true, Ordering::SeqCst);
+        crate::testing::spin(std::time::Duration::from_millis(200));
+        let waits = !is(&done);
+        drop(held);
+        waits
+    })
 }

@@ -12,9 +12,9 @@
 //! All other requests go straight to the kernel: virtual processors are run through this function.
 
 use super::{State, enter, pinning, range, refuse, state};
-use crate::raw::{self, Answer, c_answer};
-use crate::table::{Guard, Shut};
-use crate::{arena, maps};
+use agent::raw::{self, Answer, c_answer};
+use agent::table::{Guard, Shut};
+use agent::{arena, maps};
 use page::{HostVirt, PAGE_BYTES, PageRange};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_ulong};

@@ -232,7 +232,7 @@ fn find_broken(duplicate: &Duplicate) {
     let mut table = table::lock();
     for page in 0..duplicate.size {
         let range = pages(duplicate.page(page), 1);
-        if table.slot(range.start).is_some_and(|slot| bytes[page] != Ok(slot.bits() as u8)) {
+        if table.slot_runs(range).first().is_some_and(|run| bytes[page] != Ok(run.slot.bits() as u8)) {
             table.set_broken(range);
         }
     }

@@ -81,7 +81,7 @@ fn the_heap_follows_brk() {
         // SAFETY: as above.
         unsafe { libc::sbrk(-(1 << 20)) };
     };
-    assert!(crate::testing::waits_for_the_table(change), "the heap has changed during a section");
+    assert!(super::waits_for_the_table(change), "the heap has changed during a section");
 }
 
 #[test]

@@ -1,0 +1,29 @@
+//! What is one for a process begins anew in a forked child that gets an agent of its own.
+
+use crate::table::{self, Traits};
+use crate::{arena, follow, give_way, references};
+use page::PageRange;
+
+/// Upper bound of the memory that the table takes for a range, in bytes.
+const EXTENT_BYTES: usize = 256;
+
+/// Gives the child an arena, locks and a table of its own, which knows these ranges and nothing about their pages. Returns `false`
+/// if memory is short: then the child gets no agent.
+///
+/// # Safety
+/// The caller is the thread that forked, right after the fork: the only thread of the child, with all signals blocked. It is within
+/// no function of the agent's but this one's callers. `known` may lie in the parent's arena, which stays as it is.
+pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) -> bool {
+    // SAFETY: by the caller. What lies in the parent's arena is only read.
+    unsafe { arena::begin_anew() };
+    if !arena::ensure(EXTENT_BYTES * (known.len() + 1)) {
+        return false;
+    }
+    // SAFETY: by the caller; the lock is not held.
+    unsafe { table::begin_anew(known) };
+    // SAFETY: as above.
+    unsafe { references::begin_anew() };
+    follow::begin_anew();
+    give_way::begin_anew();
+    true
+}

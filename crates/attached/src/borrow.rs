@@ -1,0 +1,57 @@
+//! Borrows from the keeper a userfaultfd that looks after memory which this process has inherited.
+
+use act::{Claim, Userfault};
+use agent::world;
+use host::{Received, Seqpacket};
+use page::HostVirt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use wire::attach::Server;
+use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS, encode_lend};
+
+/// Longest time that the keeper may take to lend a userfaultfd: 20 s. It may have to try thousands.
+const LEND_TIME: Duration = Duration::from_secs(20);
+
+/// Borrows the userfaultfd that looks after a page which this process has inherited. Nobody else reads the kernel's messages there
+/// as long as the claim lasts.
+///
+/// # Errors
+/// There is no keeper, it does not answer, or it does not follow that page.
+pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Claim)> {
+    let socket = world::connect(Server::Prover, Path::new(""))?;
+    let (mut files, until) = (Vec::new(), Instant::now() + LEND_TIME);
+    if !socket.send(&encode_lend(page), &[])? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    let watch = match answer(&socket, &mut files, until)? {
+        LENT => Userfault::from_fd(files.pop().ok_or(io::ErrorKind::InvalidData)?)?,
+        NOT_KEPT => return Err(io::ErrorKind::NotFound.into()),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    };
+    let claim = watch.claim()?;
+    // If the keeper is gone by now, the parent's agent may be reading.
+    socket.send(&CLAIMED, &[])?;
+    match answer(&socket, &mut files, until)? {
+        YOURS => Ok((watch, claim)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// The keeper's next answer, of one byte.
+fn answer(socket: &Seqpacket, files: &mut Vec<OwnedFd>, until: Instant) -> io::Result<[u8; 1]> {
+    let mut frame = [0; 2];
+    loop {
+        match socket.receive(&mut frame, files)? {
+            Received::Frame(1) => return Ok([frame[0]]),
+            Received::Frame(_) => return Err(io::ErrorKind::InvalidData.into()),
+            Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Received::Nothing => {}
+        }
+        let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left));
+    }
+}
