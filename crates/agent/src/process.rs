@@ -1,4 +1,4 @@
-//! What is one for a process begins anew in a forked child that gets an agent of its own.
+//! A forked child that gets an agent of its own begins anew with all that a process has one of.
 
 use crate::table::{self, Traits};
 use crate::{arena, follow, give_way, references};
@@ -14,7 +14,7 @@ const EXTENT_BYTES: usize = 256;
 /// The caller is the thread that forked, right after the fork: the only thread of the child, with all signals blocked. It is within
 /// no function of the agent's but this one's callers. `known` may lie in the parent's arena, which stays as it is.
 pub unsafe fn begin_anew(known: &[(PageRange, Traits)]) -> bool {
-    // SAFETY: by the caller. What lies in the parent's arena is only read.
+    // SAFETY: by the caller. The parent's arena is only read.
     unsafe { arena::begin_anew() };
     if !arena::ensure(EXTENT_BYTES * (known.len() + 1)) {
         return false;

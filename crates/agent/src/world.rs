@@ -1,8 +1,8 @@
 //! Keeping the program from changing its mappings while the agent replaces some.
 //!
 //! In a program that the agent was loaded into, the hooks do that: they wait for the table's lock. An agent that was put
-//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment, and does
-//! what an agent in that process may not do ([`Host`]).
+//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment. That program
+//! also does what an agent in that process may not do ([`Host`]).
 //!
 //! A stopped thread is within no system call, so no change is under way. The table may be out of date all
 //! the same, and is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use wire::attach::{Question, Server};
 
-/// What an agent without hooks asks of the program that put it into the process. Any thread of the agent's may call it.
+/// The program that put an agent without hooks into the process. Any thread of the agent's may ask it.
 pub trait Host: Sync {
     /// Begins a turn, in which mappings may be replaced, or goes on with it. Says whether it has just begun; `None` if it cannot.
     fn hold(&self) -> Option<bool>;

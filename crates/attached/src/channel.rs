@@ -1,4 +1,4 @@
-//! The channel to `pagefold-attach`, which has put this agent into the process: it stops all other threads for a moment, and does
+//! The channel to `pagefold-attach`, which has put this agent into the process. It stops all other threads for a moment, and does
 //! what this agent may not do.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! `libpagefold.so`, the agent that is preloaded into a process: hooks stand before functions of the C library, and the core
+//! `libpagefold.so`, the agent that is preloaded into a process. Hooks stand before functions of the C library, and the core
 //! (`agent`) folds the pages of that process. ARCHITECTURE.md, section "Folding", shows how they work together.
 
 mod child;
