@@ -50,7 +50,7 @@ struct Wanted {
     at: usize,
 }
 
-/// A part of that which is private throughout.
+/// A part of that memory which is private throughout.
 struct Found<'a> {
     range: PageRange,
     source: Option<Source<'a>>,
