@@ -3,8 +3,9 @@
 mod common;
 
 use common::not_root;
+use common::service::until;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -52,6 +53,36 @@ fn unit_of_the_service_may_connect_to_the_monitor_of_another_users_vm() {
     assert!(with.status.success(), "{set}: {}", String::from_utf8_lossy(&with.stderr));
     let why = String::from_utf8_lossy(&without.stderr);
     assert!(why.contains("PermissionError"), "the right is not needed any more: take it away; {why}");
+}
+
+/// Has a process be scheduled as a batch.
+const SCHEDULES: &str = "import os, sys; os.sched_setscheduler(int(sys.argv[1]), os.SCHED_BATCH, os.sched_param(0))";
+
+#[test]
+fn unit_of_the_service_may_schedule_threads_of_other_users() {
+    if not_root() {
+        return;
+    }
+    let mut other = Command::new("setpriv").args(["--reuid", "65534", "sleep", "600"]).spawn().expect("run setpriv");
+    until(30, "it is another user's", || {
+        fs::metadata(format!("/proc/{}", other.id())).is_ok_and(|process| process.uid() == 65534)
+    });
+    let scheduled = |set: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", set, "--no-new-privs", "python3", "-c", SCHEDULES]);
+        command.arg(other.id().to_string()).output().expect("run setpriv")
+    };
+    let unit = unit("pagefold.service");
+    let set = bounding_set(&unit);
+    let (without, with) = (scheduled(&set.replace(",+sys_nice", "")), scheduled(&set));
+    other.kill().and_then(|()| other.wait()).expect("it is ours");
+    let why = String::from_utf8_lossy(&without.stderr);
+    assert!(why.contains("PermissionError"), "the right is not needed any more: take it away; {why}");
+    assert!(with.status.success(), "{set}: {}", String::from_utf8_lossy(&with.stderr));
+    // Later lines change what earlier ones say, and @resources has this call.
+    let filters = values(&unit, "SystemCallFilter");
+    let place = |filter: &str| filters.iter().position(|there| *there == filter);
+    assert!(place("sched_setscheduler") > place("~@resources"), "{filters:?}");
 }
 
 /// A number of tasks or of bytes bounds the unit, and the reason is beside it.
