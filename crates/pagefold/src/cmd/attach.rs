@@ -248,7 +248,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<Outcome> {
         match attach_one(args, pid, &service, &program)? {
             Ok(attached) => {
                 if args.all_anonymous && args.via == Via::Agent && has_own_mremap(pid) {
-                    say!("pagefold: process {pid} may call mremap, which fails (EFAULT) where a part is folded");
+                    say!("pagefold: process {pid} may call mremap: where memory is folded, EFAULT, or SIGBUS later");
                 }
                 all.push(attached);
             }
