@@ -101,6 +101,7 @@ impl Recorder {
         };
         if self.next_owner.is_none() {
             self.next_owner = Some(store.next_owner()?);
+            self.last_at = store.last_at()?.unwrap_or(i64::MIN);
             self.waiting = left;
             self.window = self.waiting.pop_if(|last| last.start == start_of(now));
             if damaged > 0 {

@@ -193,6 +193,12 @@ impl Store {
         Ok((windows.into_values().collect(), damaged))
     }
 
+    /// The time of the last tick that was written.
+    pub(crate) fn last_at(&self) -> anyhow::Result<Option<i64>> {
+        let last = self.db.query_row("SELECT at FROM tick ORDER BY id DESC LIMIT 1", [], |row| row.get(0));
+        Ok(last.optional()?)
+    }
+
     /// Ticks of a time, in the order in which they were written, and the number of those that cannot be read.
     pub(crate) fn ticks(&self, since: i64, until: i64) -> anyhow::Result<(Vec<(i64, Moment)>, u64)> {
         let mut find = self.db.prepare("SELECT at, data FROM tick WHERE at >= ?1 AND at < ?2 ORDER BY id")?;

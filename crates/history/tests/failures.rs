@@ -205,4 +205,10 @@ fn clock_that_is_set_back_loses_nothing_and_one_that_jumps_ahead_drops_nothing()
     let found = points(&read(&path, "m", "mappings", 10));
     assert_eq!(found.iter().filter(|[_, value]| *value < 3).count(), 300, "{found:?}");
     assert_eq!(found.iter().filter(|[_, value]| *value == 4).count(), 200);
+    // Also while nothing was recorded, as over a start of the host.
+    drop(recorder);
+    open(&path, BEGIN).take(BEGIN + 100, &same("acme", &["m"], 5));
+    let found = read(&path, "m", "mappings", 10);
+    assert!(found.notes.iter().any(|note| note.text.contains("set back by 4890 s")), "{:?}", found.notes);
+    assert_eq!(points(&found)[10], [BEGIN + 100, 5]);
 }

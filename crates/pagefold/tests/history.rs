@@ -6,10 +6,11 @@ use common::formats::assert_documented;
 use common::http::Http;
 use common::supervised::{is_alive, signal, wait_for, wait_for_within};
 use common::web::{READS_ACME, READS_ALL, Web};
-use common::{json_of, not_root, unprivileged};
+use common::{copy_program, json_of, not_root, unprivileged};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ fn figures_are_kept_over_a_kill_and_shown_to_those_who_see_the_group() {
         return;
     }
     let web = Web::start("");
+    let built = Path::new(env!("CARGO_BIN_EXE_pagefold")).with_file_name("pagefold-history");
+    copy_program(&built, &web.installed.path("pagefold-history"));
     assert_eq!(web.unix.get("/v1/history").status, 404);
     let dir = web.installed.path("history");
     let groups = format!("{}[[group]]\nname = 'beta'\n", web.config);

@@ -57,6 +57,7 @@ pub struct Asked {
 /// Figures of groups and members over time
 ///
 /// Of the groups that the caller sees. A point is a time and a value: the mean of its step, or the last value of a counter.
+/// The query may have `group`, `member`, `figure`, `since` and `until` (seconds since 1970), and `step` (seconds of a point).
 /// The time may be 732 days. All series together may have 100,000 points, made of 4,000,000 samples.
 #[utoipa::path(get, path = "/v1/history", operation_id = "history", params(Asked), responses(
     (status = 200, body = History),

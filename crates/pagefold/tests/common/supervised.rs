@@ -70,9 +70,7 @@ sys.exit(0 if s.recv(9) == b'' else 9)",
         let dir = tempfile::Builder::new().prefix("svc").tempdir_in("/tmp").expect("a temporary directory");
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("open the directory");
         let pagefold = Path::new(env!("CARGO_BIN_EXE_pagefold"));
-        let programs =
-            ["pagefoldd", "pagefold-worker", "pagefold-prove", "pagefold-web", "pagefold-history", "fake_agent"];
-        for name in ["pagefold"].into_iter().chain(programs) {
+        for name in ["pagefold", "pagefoldd", "pagefold-worker", "pagefold-prove", "pagefold-web", "fake_agent"] {
             copy_program(&pagefold.with_file_name(name), &dir.path().join(name));
         }
         let library = dir.path().join("libpagefold.so");
