@@ -111,7 +111,7 @@ pub enum Ask {
         group: String,
         /// The settings to change.
         change: Change,
-        /// Of the web side: who asked it.
+        /// Where the web side sends this: the client who asked the web side.
         #[serde(default)]
         by: Option<By>,
     },
@@ -134,7 +134,7 @@ pub enum Ask {
     Admit {
         /// The guests.
         asked: Asked,
-        /// Of the web side: who asked it.
+        /// Where the web side sends this: the client who asked the web side.
         #[serde(default)]
         by: Option<By>,
     },
@@ -147,7 +147,7 @@ pub enum Ask {
         /// The place.
         after: u64,
     },
-    /// Of the web side: it was asked with tokens that are none.
+    /// The web side tells: clients have sent tokens that are not in the configuration.
     LoginFailed {
         /// How often, by address.
         addresses: BTreeMap<String, u32>,

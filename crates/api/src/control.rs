@@ -169,7 +169,7 @@ pub struct MemberRoom {
 pub struct Needs {
     /// By member. Empty if nothing is to become private any more.
     pub members: Vec<MemberRoom>,
-    /// Whether a part of it is of no use.
+    /// Whether only all of this memory helps. Otherwise, a part of it lets some pages become private.
     pub whole: bool,
 }
 

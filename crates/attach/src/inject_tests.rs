@@ -19,7 +19,7 @@ call('waited', 232, epoll.fileno(), ctypes.addressof(event), 1, LIMIT)
 wait_for_end()
 ";
 
-/// A program that waits for so long.
+/// A program whose one system call (`epoll_wait`) waits for this time.
 fn waits(milliseconds: u32) -> Subject {
     Subject::start(&WAITS.replace("LIMIT", &milliseconds.to_string()))
 }

@@ -78,7 +78,7 @@ impl Guardian {
         Ok(Self { child, pipe })
     }
 
-    /// Puts ksmd's settings back to these in the end.
+    /// At the end of the bench, also of one that is killed, puts ksmd's knobs back to these values.
     pub fn keep_ksm(&mut self, knobs: &KsmKnobs) -> anyhow::Result<()> {
         self.tell(&Duty::Ksm(knobs.0.clone()))
     }

@@ -154,7 +154,7 @@ mod tests {
             assert_eq!(line, "\n");
         }
 
-        /// Has it go on, and waits until it has.
+        /// Has the program do its work, and waits until the work is done.
         fn go_on(&mut self) {
             self.child.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("tell python3");
             self.wait();

@@ -6,9 +6,9 @@ use balance::HostFacts;
 use std::cell::Cell;
 
 const M: u64 = 1 << 20;
-/// The time for withdrawals, on a machine that may be busy.
+/// Time limit of withdrawals that are to end before it, on a machine that may be busy: 10 s.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The same where it passes in vain.
+/// Time limit of withdrawals that are to reach it: 2 s.
 const IN_VAIN: Duration = Duration::from_secs(2);
 
 /// A directory for journal and ledger, and two guests of 256 MiB: the first is to shrink, the second to grow.

@@ -44,7 +44,7 @@ fn program() -> (Child, Guest) {
     (child, Guest { id, name, kind: GuestKind::Process, pids, group, ram_bytes: None, facts })
 }
 
-/// The state of a process, once it is this one.
+/// Waits until a process is in this state of `/proc/PID/stat`.
 fn comes_to(pid: u32, state: u8) {
     let end = Instant::now() + Duration::from_secs(30);
     while host::ProcessStat::read(pid).unwrap().state != state {

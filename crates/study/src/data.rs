@@ -42,7 +42,7 @@ pub struct Paper {
     pub said: String,
     /// The part of its rig that cannot be had here.
     pub lacks: Option<String>,
-    /// Studies that speak for it.
+    /// Studies that docs/studies.md shows for this paper.
     pub shown: Vec<String>,
     /// The study with the picture that is shown for it.
     pub picture: String,

@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 /// Part of the paper's dose below which nothing is claimed about the paper: a third.
 const LEAST: f64 = 1.0 / 3.0;
 
-/// A part of the dose.
+/// One quantity of a study's dose, such as the number of guests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// Its meaning, with the unit.
     pub what: String,
-    /// The paper's; absent where it tells none.
+    /// The quantity in the paper; `None` where the paper tells none.
     pub paper: Option<f64>,
-    /// That of the short form.
+    /// The quantity in the short form of the study.
     pub short: f64,
-    /// That of the full form.
+    /// The quantity in the full form of the study.
     pub full: f64,
 }
 

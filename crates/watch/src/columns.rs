@@ -17,7 +17,7 @@ pub enum Level {
     Processes,
 }
 
-/// A row: the facts of one of a level.
+/// A row of the table: the facts of one group, member or process.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'a> {
     /// A group.
@@ -146,7 +146,7 @@ macro_rules! sized {
     };
 }
 
-/// A column of a number that one kind of row has.
+/// A column with a number that rows of one level alone have, such as a group's members.
 macro_rules! counted {
     ($head:literal, $least:literal, $rank:literal, $of:ident, $figure:expr, $words:expr, $what:literal) => {
         Column {

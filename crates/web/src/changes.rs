@@ -47,11 +47,11 @@ pub enum Kind {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Event {
-    /// The happening.
+    /// The kind of event.
     pub event: Kind,
     /// The group; none for the service itself.
     pub group: Option<String>,
-    /// The member, where it is about one.
+    /// The member, if the event is about one member.
     pub member: Option<String>,
     /// More about it, for people.
     pub detail: String,

@@ -31,7 +31,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// Longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 16 << 10;
 
-/// All that answers are made of.
+/// The sources of all answers.
 #[derive(Clone)]
 pub struct App {
     /// Asks the supervisor.
