@@ -334,7 +334,8 @@ impl Entry {
         read
     }
 
-    /// Enters a child whose birth was the last message, and forgets that message.
+    /// Notes a child in the journal, of which the message read last (`UFFD_EVENT_FORK`) told, and takes that message out of the
+    /// journal.
     pub fn born(&mut self, watch: &Userfault, inherited: &PageSet) -> Option<Self> {
         let about = About { is_born: true, ..self.head().about() };
         let child = self.journal.enter(watch, about, &PageSet::new(), inherited);

@@ -430,7 +430,7 @@ impl Serving {
         Ok(End::Gone)
     }
 
-    /// Makes the agent's last thread unmap the agent's memory, and end.
+    /// Has the one thread that is left of the agent unmap the agent's memory by system calls, and then end that thread.
     fn clear(&mut self, ranges: &[PageRange]) -> anyhow::Result<()> {
         let pid = self.process.pid;
         // Frozen threads neither end nor stop. The agent has left already, and nobody waits for this program.

@@ -26,7 +26,7 @@ pub struct Clocks {
 /// A thread's sleep, as the kernel shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
-    /// When the thread last ran, by a clock of this module's.
+    /// When the thread last ran (`se.exec_start`), by the scheduler's clock of the processor on which it ran.
     pub since: Duration,
     /// Number of times that the thread had gone to sleep.
     pub count: u64,

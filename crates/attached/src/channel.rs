@@ -24,7 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
-/// Shortest and longest time between two looks whether another program has taken the place of a killed one: 100 ms, 5 s.
+/// Shortest and longest time between two checks whether another `pagefold-attach` serves this program after the first was
+/// killed: 100 ms, 5 s.
 const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Time after which the program's threads get their turn: 4 ms.
 const TURN: Duration = Duration::from_millis(4);

@@ -142,7 +142,8 @@ enum Restored {
     Yes,
     /// The piece has no anonymous neighbour to join.
     Alone,
-    /// A page of the piece has a reference besides its mapping, so the piece is tried again later.
+    /// A page of the piece has a reference besides its mapping (I/O may write to it), so making the piece anonymous is tried
+    /// again later.
     Later,
 }
 

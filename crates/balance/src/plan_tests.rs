@@ -141,8 +141,8 @@ proptest! {
         }
     }
 
-    /// While guests use the same memory all the time, sizes come to rest. Until then no guest turns round
-    /// more than three times.
+    /// While no guest uses more or less memory than before, their sizes come to rest. Until then no guest goes from growing to
+    /// shrinking, or back, more than three times.
     #[test]
     fn no_plan_oscillates(
         total in 512..2048_u64, floor in 16..64_u64,

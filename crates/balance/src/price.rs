@@ -106,7 +106,8 @@ impl Need {
     }
 }
 
-/// Bytes that yield so much; none of an offer that yields less than `least` of a byte for each.
+/// Bytes that a guest must give up so that the host gets `bytes`, if it gets the share `part` of each. 0 if that share is
+/// below `least`: the offer is too dear.
 fn wanted(bytes: u64, part: f64, least: f64) -> u64 {
     if part < least { 0 } else { (bytes as f64 / part).ceil() as u64 }
 }
@@ -124,7 +125,7 @@ pub struct Taken {
     pub tier: Tier,
 }
 
-/// All offers of all loans, the best first: by tier, then by yield in frames.
+/// What all guests could give back, the best first: by tier, then by the share of the bytes that frees page frames.
 pub fn offers(facts: &Facts) -> Vec<Offer> {
     let of_guest = |(n, guest): (usize, &GuestFacts)| of_guest(n, guest);
     let mut offers: Vec<Offer> = facts.guests.iter().enumerate().flat_map(of_guest).collect();

@@ -84,7 +84,7 @@ struct Figures {
     /// Mappings, threads and open files that were there after a cycle and not before. Of `qemu`, which changes these by
     /// itself: those of the agent, and parts of the RAM of another kind than before.
     leftovers: usize,
-    /// The first 20 of these: lines of `maps`, `task TID`, `fd NUMBER`.
+    /// The first 20 of the leftovers: lines of `maps`, `task TID`, `fd NUMBER`.
     left: Vec<String>,
     /// System calls that were interrupted, and must not have been; `None` where the program does not count them.
     eintr: Option<u64>,

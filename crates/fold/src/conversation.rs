@@ -257,8 +257,11 @@ impl Group {
     /// Whether requests to fold wait. While reports are booked and members show contents, more and more neighbours of a page
     /// can be folded with it. A member does that at a time, for less than one by one.
     fn is_gathering(&mut self, now: Instant) -> bool {
-        let brings_more = |member: &Member| !member.backlog.is_empty() || member.asked.is_some();
-        if !self.members.values().any(brings_more) {
+        let planner = &mut self.planner;
+        let mut brings_more = |(id, member): (&MemberId, &Member)| {
+            !member.backlog.is_empty() || member.asked.is_some() || !planner.place(*id).donations.is_empty()
+        };
+        if !self.members.iter().any(&mut brings_more) {
             self.gathers_since = None;
             return false;
         }

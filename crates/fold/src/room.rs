@@ -32,10 +32,10 @@ use wire::{FoldMode, MemberState, ToAgent};
 const REFUSED_TIME: Duration = Duration::from_secs(5);
 /// Time after which a worker asks again for what is left: 2 s. Members may have folded more since it asked.
 const MORE_TIME: Duration = Duration::from_secs(2);
-/// Time for an answer, after which the worker asks again: 10 s.
+/// Time after which the worker asks its supervisor for memory again, if no answer has come: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// Most pages besides folded ones for which memory is asked at once: 256 MiB. These are zeros and broken pages, whose
-/// number the worker knows from its members alone.
+/// Most pages in one request for memory that are not folded ones: 256 MiB. These are zeros, and pages that were written
+/// since they were folded; the worker has their number from its members alone.
 const OTHER_PAGES: u64 = 1 << 16;
 
 /// The state of the worker's request to its supervisor for memory.

@@ -43,9 +43,9 @@ pub enum NoKernel {
     /// There are notes, but none leads to a kernel.
     #[error("the VMCOREINFO note of {release} does not lead to a kernel: {problem}")]
     Misleading {
-        /// The kernel release in the last note.
+        /// The kernel release in the VMCOREINFO note that was tried last.
         release: String,
-        /// The check that the last note failed.
+        /// The check that this note failed.
         problem: &'static str,
     },
 }

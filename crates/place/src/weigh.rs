@@ -12,7 +12,7 @@ use page::pages_to_bytes;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Most attempts to read a guest that changes meanwhile.
+/// Most attempts to read a guest's pages, which may change while they are read.
 const LOOKS: usize = 5;
 
 /// Memory of a guest, as `pagefold-place weigh` prints it.

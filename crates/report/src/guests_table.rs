@@ -12,7 +12,7 @@ const NAME_CHARS: [usize; 2] = [26, 14];
 /// Length of the bar that shows the parts of a footprint, in characters.
 const BAR_CHARS: u64 = 24;
 
-/// Writes the tables for `footprints` to `out`.
+/// Writes what each guest holds, and where its PSS lies, as two tables. Without guests, nothing is written.
 pub fn write(out: &mut dyn Write, footprints: &[Footprint]) -> io::Result<()> {
     if !footprints.is_empty() {
         write!(out, "What each guest holds, in MiB\n{}", totals(footprints))?;

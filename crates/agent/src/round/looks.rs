@@ -12,7 +12,8 @@ use page::{Fingerprint, HostVirt, PageRange};
 pub const AT_ONCE_PAGES: u64 = 16;
 /// Pages whose notes of writes are taken at once with the table's lock held: 16 MiB, some 0.2 ms.
 const LOOK_PAGES: u64 = 4096;
-/// Pages between two ranges that cost less to scan than another call: 128.
+/// Two ranges with no more than 128 pages between them are scanned by one system call: the pages cost less than a second
+/// call.
 const NEAR_PAGES: u64 = 128;
 
 /// The pages that a scan finds in these ordered ranges. Programs have hundreds, many of them close together: one call scans these.

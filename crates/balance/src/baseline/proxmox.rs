@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const TARGET_PERCENT: u64 = 80;
 /// Distance from the goal that is ignored: 10 MiB.
 const DEAD_ZONE: i64 = 10 << 20;
-/// Largest change of a guest in a round: 100 MiB.
+/// Most by which a guest's memory grows or shrinks in a round, in Proxmox VE: 100 MiB.
 const MOST_CHANGE: i64 = 100 << 20;
 
 /// The rules of Proxmox VE: every 10 s, with equal shares.

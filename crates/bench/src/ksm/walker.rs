@@ -29,7 +29,8 @@ pub struct WalkArgs {
     pages: usize,
 }
 
-/// Runs a walker until its input closes.
+/// Runs a program that holds memory and walks it (reads a word of each page) when standard input says so. It ends when
+/// standard input closes.
 pub fn walk(args: &WalkArgs) -> anyhow::Result<Outcome> {
     let mut memory: Vec<AlignedPage> = Vec::with_capacity(args.pages);
     act::prefer_huge_pages(memory.spare_capacity_mut())?;

@@ -114,10 +114,10 @@ pub struct Args {
     /// Leave it to others to start `pagefold enrol apply`, which carries out the rules of [[enrol]]
     #[arg(long)]
     enrol_apart: bool,
-    /// Started by `pagefold run`: end when no member has been left for a minute
+    /// Started by `pagefold run`: end once there have been no members for a minute
     #[arg(long, hide = true, conflicts_with = "config")]
     private: bool,
-    /// End when no member has been left for so many seconds, in place of 60; workers of groups too
+    /// End once there have been no members for so many seconds, in place of 60; workers of groups too
     #[arg(long, hide = true, value_name = "SECONDS", default_value_t = 60)]
     linger: u64,
     /// Go on in the background

@@ -121,7 +121,7 @@ fn parent(module: &[String]) -> &[String] {
     &module[..module.len().saturating_sub(1)]
 }
 
-/// The name of the module that this group is the body of.
+/// The name of the module whose body is the group at this index; `None` if the group is no module's body.
 fn inline_module(tokens: &[TokenTree], at: usize, delimiter: Delimiter) -> Option<String> {
     match tokens.get(at.checked_sub(2)?..at)? {
         [TokenTree::Ident(word), TokenTree::Ident(name)] if word == "mod" && delimiter == Delimiter::Brace => {
