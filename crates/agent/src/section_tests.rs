@@ -486,8 +486,8 @@ fn refused_pages_are_left_where_they_are_and_counted() {
 
 #[test]
 fn only_section_moves_pages() {
-    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut dirs = vec![sources];
+    let rooms = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut dirs = ["agent", "preload", "attached"].map(|room| rooms.join(room).join("src")).to_vec();
     let mut movers = Vec::new();
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {

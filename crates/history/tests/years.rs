@@ -151,8 +151,8 @@ fn thousand_series_take_a_kibibyte_each_and_two_bytes_a_sample() {
     let each = (most - before) as f64 / (members * series) as f64;
     println!("{members} members of {series} series: {bytes:.2} B a sample, {each:.2} KiB a series, {most} KiB in all");
     assert!(bytes < 2.0, "{bytes}");
-    // SQLite's own memory is some 3 MiB, however many series there are.
-    assert!(most - before < (members * series) as u64 + (4 << 10), "{} KiB", most - before);
+    // SQLite's own memory, and a moment's figures, are some 5 MiB.
+    assert!(most - before < (members * series) as u64 + (6 << 10), "{} KiB", most - before);
     assert!(members < 500 || most < 32 << 10, "{most} KiB");
 }
 

@@ -91,29 +91,3 @@ fn clone_leaves_connections_and_addresses_behind_and_its_monotonic_clock_goes_on
     // The guest's own repair takes longer than the host waits before it asks again.
     assert_eq!(rig.inside("web-1", "sleep 4; wc -l </run/own.web-1"), "1", "it is made once");
 }
-
-/// Script for a guest: after 20 s in which nothing is drawn, the kernel makes a new key at the first draw. Prints the time of that.
-const LAST_KEY: &str = "sleep 20; cut -d' ' -f1 /proc/uptime";
-/// Script for a clone: what the kernel's generator draws right after the start.
-const DRAWS: &str = "read uptime rest </proc/uptime; read drawn </proc/sys/kernel/random/uuid; echo $uptime $drawn; head -c 16 /dev/urandom | xxd -p";
-
-#[test]
-fn siblings_draw_alike_where_the_repair_is_left_out() {
-    let rig = Rig::new();
-    let words = ["bare", "--image", "tiny", "--memory", "128M", "--append", "pagefold.identity=", "--timeout", "10"];
-    let words = [&words[..], &["--allow-unconfirmed"]].concat();
-    let Some(last_key) = rig.prepared(&words, |inside| seconds(&inside(LAST_KEY))) else { return };
-    let made = rig.clone("bare", &["--count", "3", "--allow-unconfirmed"]);
-    let drawn: Vec<String> = made.iter().map(|one| rig.inside(&text(one, "name"), DRAWS)).collect();
-    let split: Vec<(f64, &str)> =
-        drawn.iter().filter_map(|one| one.split_once(' ')).map(|(at, d)| (seconds(at), d)).collect();
-    eprintln!("last key at {last_key} s; {split:?}");
-    // In its first two minutes, the kernel makes a new key when half of its age has gone by since the last. The processor's counter
-    // is in that, so siblings differ from then on.
-    let is_old = |(at, _): &(f64, &str)| at - last_key > at / 2.0 - 1.0;
-    if last_key > 40.0 || split.iter().any(is_old) {
-        return eprintln!("skipped: on this busy machine, the kernel has made a new key: {last_key} {drawn:?}");
-    }
-    let all: BTreeSet<&str> = split.iter().map(|(_, drawn)| *drawn).collect();
-    assert_eq!((split.len(), all.len()), (3, 1), "{drawn:?}");
-}

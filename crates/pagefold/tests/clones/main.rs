@@ -5,7 +5,6 @@ mod common;
 
 mod debian;
 mod failures;
-mod generation;
 mod hazards;
 mod identity;
 mod interrupted;
