@@ -88,7 +88,8 @@ fn assert_no_rights(web: &Web, pid: u32) {
         let output = command.args(words).env("PAGEFOLD_DIR", web.installed.path("s")).output().expect("run pagefold");
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    assert!(ask(&["group", "show", "acme"]).0);
+    let (is_shown, said) = ask(&["group", "show", "acme"]);
+    assert!(is_shown, "{said}");
     for words in [&["group", "set", "acme", "--fold", "off"][..], &["run", "--group", "acme", "--", "true"]] {
         let (is_done, said) = ask(words);
         assert!(!is_done && said.contains("made of reports alone"), "{said}");
