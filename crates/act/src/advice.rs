@@ -1,4 +1,4 @@
-//! Advice to the kernel (`madvise`) about memory of the caller, and of processes that are parked.
+//! Advice to the kernel (`madvise`) about memory of the caller, and of the processes of parked guests.
 
 use host::{Error, ProcessId, Result};
 use rustix::mm::Advice;
@@ -21,8 +21,8 @@ pub fn prefer_huge_pages<T>(memory: &mut [MaybeUninit<T>]) -> Result<()> {
     advised.map_err(|e| Error::file("prefer huge pages in", "own memory", e))
 }
 
-/// Asks for identical pages in `memory` to be merged (`MADV_MERGEABLE`), as VMMs do for guest RAM. ksmd merges them. If a
-/// preloaded library replaces `madvise` in this process, as the agent does, that library gets the request instead.
+/// Asks for identical pages in `memory` to be merged (`MADV_MERGEABLE`), as VMMs do for guest RAM. ksmd merges them. If
+/// a preloaded library replaces `madvise` in this process, as the agent does, that library gets the request instead.
 ///
 /// # Errors
 /// The kernel has no KSM, and no library replaces `madvise`.
@@ -35,8 +35,9 @@ pub fn ask_to_merge<T>(memory: &mut [MaybeUninit<T>]) -> Result<()> {
     if answer == 0 { Ok(()) } else { Err(Error::file("merge pages of", "own memory", std::io::Error::last_os_error())) }
 }
 
-/// Asks the kernel to write private pages of another process to swap (`MADV_PAGEOUT`), range by range. Returns the bytes of the ranges
-/// that it went through. Pages that are locked, shared or in use stay, as do all where there is no swap.
+/// Asks the kernel to write private pages of another process to swap (`MADV_PAGEOUT`), range by range. Returns the
+/// bytes of the ranges that it went through. Pages that are locked, shared or in use stay, as do all where there is no
+/// swap.
 ///
 /// # Errors
 /// The process has ended, or the caller may not change its memory.
@@ -44,7 +45,7 @@ pub fn page_out(process: &ProcessId, ranges: &[Range<u64>]) -> Result<u64> {
     let cannot = |e: std::io::Error| Error::file("page out memory of", format!("process {}", process.pid), e);
     let pid = process.pid.try_into().ok().and_then(Pid::from_raw).ok_or_else(|| cannot(ErrorKind::NotFound.into()))?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| cannot(e.into()))?;
-    // The descriptor is of this process, unless that has ended before.
+    // The pidfd is that process's if the process is alive now: otherwise its pid may have been given to another one.
     if !process.is_alive() {
         return Err(cannot(ErrorKind::NotFound.into()));
     }
@@ -52,15 +53,15 @@ pub fn page_out(process: &ProcessId, ranges: &[Range<u64>]) -> Result<u64> {
     for range in ranges {
         let bytes = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
         let vector = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: bytes };
-        // SAFETY: the kernel reads one vector, which outlives the call. The addresses are of another process, and the advice changes no
-        // contents there.
+        // SAFETY: the kernel reads one vector, which outlives the call. The addresses are of another process, and the
+        // advice changes no contents there.
         let done = unsafe {
             libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), &raw const vector, 1, libc::MADV_PAGEOUT, 0)
         };
         match u64::try_from(done) {
             Ok(done) => advised = advised.saturating_add(done),
             Err(_) => match std::io::Error::last_os_error() {
-                // It was unmapped meanwhile, or is memory that is never paged out.
+                // The range was unmapped meanwhile, or is memory that is never paged out.
                 e if matches!(e.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)) => {}
                 e => return Err(cannot(e)),
             },

@@ -1,8 +1,8 @@
-//! Addresses for mappings that this process makes for itself while a program runs in it.
+//! Addresses for mappings that the agent makes for itself in the address space of a program.
 //!
-//! A program may unmap memory and count on nobody else mapping anything there, as long as it has one thread. It may map
-//! something over that place later (`MAP_FIXED`), or see whether it is free (`mincore`). The kernel would give just
-//! this place to the next mapping. So our own mappings lie far below all others, one behind the other:
+//! A program with one thread may unmap memory and rely on nothing being mapped there afterwards: it may map something
+//! over that place later (`MAP_FIXED`), or see whether it is free (`mincore`). The kernel would give just this place to
+//! the next mapping. So the agent's own mappings lie far below all others, one behind the other:
 //!
 //! ```text
 //!   ours -->                                        <-- the kernel's choice for the program
@@ -16,28 +16,30 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Distance from the program's first mappings, in bytes: 8 TiB. More than programs map, and less than there is.
+/// Distance of the agent's mappings from the program's first mappings, in bytes: 8 TiB. Programs map less, and the
+/// address space has more.
 const DISTANCE: usize = 8 << 40;
-/// Length of the range in which our own mappings lie, in bytes: 1 TiB. At its end they begin again.
+/// Length of the range for the agent's mappings, in bytes: 1 TiB. Once it is used up, addresses are given out from its
+/// start again.
 const LENGTH: usize = 1 << 40;
 /// Gap left free behind each of our mappings, in bytes, so that the kernel does not join two of them.
 const GAP: usize = 4096;
-/// Attempts to find a place that is free.
+/// Number of addresses that are tried before the kernel chooses one.
 const ATTEMPTS: u32 = 8;
 
-/// Bytes of the range that were given to mappings so far; the range is used again from its beginning.
+/// Bytes of the range that were given out so far, in all; modulo [`LENGTH`] this is the next address.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The next place for a mapping of `bytes` bytes.
+/// The next address for a mapping of `bytes` bytes. Something may be mapped there already.
 fn next(bytes: usize) -> *mut c_void {
-    // The address of this code stands for the place of the program's first mappings.
+    // The address of this code is taken for the address of the program's first mappings.
     let start = (next as *const () as usize).saturating_sub(DISTANCE) & !(LENGTH - 1);
     let used = USED.fetch_add(bytes.next_multiple_of(GAP) + GAP, Ordering::Relaxed) % LENGTH;
     (start + used) as *mut c_void
 }
 
-/// Makes a mapping apart from those of the program, or where the kernel chooses if there is no place. `map` gets an address
-/// and flags that say what the address means, and answers with the mapping's.
+/// Makes a mapping far from the program's mappings, or where the kernel chooses if all addresses that were tried are
+/// taken. `map` makes the mapping at the address, with the flags, that it gets, and returns the mapping's address.
 ///
 /// # Errors
 /// Those of `map`.

@@ -2,16 +2,16 @@
 //! can be bounded.
 //!
 //! The group is made below the control group of the calling process, in every tree that accounts memory or processor
-//! time. These are the tree of version 2, or the trees of the controllers `memory`, `cpu` and `cpuacct` of version 1.
-//! If a service manager has put the caller into the subgroup `supervisor` of a delegated group, the new group is made
-//! beside it.
+//! time: the tree of version 2, or the trees of the controllers `memory`, `cpu` and `cpuacct` of version 1. If a
+//! service manager has put the caller into the subgroup `supervisor` of a delegated group, the new group is made beside
+//! `supervisor`.
 
 use host::text;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The directories of one control group, one for each tree.
+/// A control group, as its directories: one in each tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupHome {
     dirs: Vec<PathBuf>,
@@ -30,8 +30,9 @@ impl CgroupHome {
         let mut home = Self { dirs: Vec::new() };
         for root in roots {
             let dir = root.join(parent).join(name);
-            // Version 2 needs the controllers enabled in each group above. A group with processes in it refuses that, and
-            // the new group then accounts processor time alone. Version 1 needs nothing, and refuses, too.
+            // In version 2, the controllers must be enabled in each group above. A group that has processes in it
+            // refuses them, and the new group then accounts processor time alone. Version 1 has no such file, so the
+            // write fails and is not needed.
             for above in [&root, &root.join(parent)] {
                 let _ = fs::create_dir_all(root.join(parent));
                 let _ = fs::write(above.join("cgroup.subtree_control"), "+cpu +memory");
@@ -45,7 +46,7 @@ impl CgroupHome {
         Ok(home)
     }
 
-    /// Its directories, one in each tree.
+    /// The group's directories, one in each tree.
     pub fn dirs(&self) -> &[PathBuf] {
         &self.dirs
     }
@@ -98,7 +99,7 @@ fn roots(mountinfo: &str, cgroup: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         let Some(own) = own_path(cgroup, controllers) else { continue };
-        // A mount may show only a part of the tree.
+        // A mount may show only a part of the tree: the part below `mounted`.
         let below = own.strip_prefix(mounted.trim_end_matches('/')).unwrap_or(own);
         let root = Path::new(at).join(below.trim_start_matches('/'));
         let root = if root.ends_with("supervisor") { root.parent().unwrap_or(&root).to_owned() } else { root };

@@ -29,9 +29,9 @@ pub fn give_up_rights(uid: Option<u32>) -> io::Result<()> {
     keep(CapabilitySet::empty())
 }
 
-/// Lets processes of its own user look at this process, as they may at any other. The kernel forbids that when a
-/// process changes its user. The prover answers only processes at which their own user may look. The process leaves no
-/// core file, because a core file would contain members' memory.
+/// Marks this process as dumpable again, so that processes of its own user may inspect it by `ptrace` and `/proc`. The
+/// kernel clears the mark when a process changes its user. The prover answers only processes that their own user may
+/// inspect. No core file is written all the same, because it would contain members' memory.
 ///
 /// # Errors
 /// The kernel refused.
@@ -40,7 +40,7 @@ pub fn let_own_user_look() -> io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::Dumpable)?)
 }
 
-/// Gives up all rights as [`give_up_rights`] does, except for the right to look up the frames of any process's pages.
+/// Gives up all rights as [`give_up_rights`] does, except for those needed to look up the page frames of any process.
 ///
 /// | capability kept | for |
 /// |---|---|
@@ -54,7 +54,8 @@ pub fn give_up_rights_but_looking(uid: Option<u32>) -> io::Result<()> {
     give_up_rights_but(uid, LOOKING)
 }
 
-/// Does `work` without the right to see frame numbers. A `pagemap` that `work` opens shows no frame numbers to anybody.
+/// Does `work` without the right to see frame numbers. A `pagemap` that `work` opens shows no frame numbers to any
+/// process, not even to one that may see them.
 ///
 /// # Errors
 /// The kernel refused.
@@ -98,7 +99,7 @@ fn keep(kept: CapabilitySet) -> io::Result<()> {
     Err(io::Error::other("the kernel left us other capabilities"))
 }
 
-/// A pidfd of the process that started this one. It is readable once that process has ended.
+/// A pidfd of this process's parent, which must have this pid. It is readable once the parent has ended.
 ///
 /// # Errors
 /// The parent is no longer process `parent`, or the kernel refused; the process must not go on then.
@@ -106,7 +107,7 @@ pub fn parent(parent: u32) -> io::Result<OwnedFd> {
     let pid = getppid().filter(|now| now.as_raw_nonzero().get().cast_unsigned() == parent);
     let pid = pid.ok_or_else(|| io::Error::other("the process that started this one has ended"))?;
     let parent = pidfd_open(pid, PidfdFlags::empty())?;
-    // It may have ended since, and its pid may be that of another process.
+    // The parent may have ended before the pidfd was opened, and another process may have got its pid.
     if getppid() == Some(pid) {
         Ok(parent)
     } else {

@@ -1,18 +1,20 @@
-//! Whether a process of root's has asked to be hidden (`prctl(PR_SET_DUMPABLE)`), as `ssh-agent` does.
+//! Whether a process of root's has forbidden others of its user to inspect it (`prctl(PR_SET_DUMPABLE)`), as
+//! `ssh-agent` does.
 //!
-//! The kernel shows everything to root, so no file in `/proc` shows the flag. To a caller without `CAP_SYS_PTRACE` in
-//! effect, the kernel applies users, groups, capabilities and this flag (`ptrace(2)`, "Ptrace access mode checking").
-//! Users, groups and capabilities are compared first, so a refusal shows that the flag is set.
+//! Root's access to `/proc` does not depend on the flag, so no file in `/proc` shows it. To a caller without
+//! `CAP_SYS_PTRACE` in effect, the kernel applies users, groups, capabilities and this flag (`ptrace(2)`, "Ptrace
+//! access mode checking"). If users, groups and capabilities would allow the access, a refusal shows that the process
+//! is not dumpable.
 
 use rustix::process::{Pid, getegid, geteuid};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::{fs, io};
 
-/// Whether a process with this process's user and group lets other processes of its user look at it. `None` if its
+/// Whether a process with this process's user and group lets other processes of its user inspect it. `None` if its
 /// users or groups differ from this process's, or if it may have capabilities that this process lacks.
 ///
 /// # Errors
-/// It has ended, or the kernel refuses.
+/// The process has ended, or the kernel refuses.
 pub fn is_dumpable(pid: u32) -> io::Result<Option<bool>> {
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     let (own, theirs) = (capabilities(None)?, capabilities(Some(process))?);
@@ -41,8 +43,8 @@ fn has_ids(pid: u32) -> io::Result<bool> {
     Ok(are_all("Uid:", geteuid().as_raw()) && are_all("Gid:", getegid().as_raw()))
 }
 
-/// Asks for the address of the process's robust futex list (`get_robust_list`), which the kernel tells to processes
-/// that may look at this one.
+/// Asks for the address of the process's robust futex list (`get_robust_list`), which the kernel tells only to
+/// processes that may inspect this one.
 fn look(process: Pid) -> io::Result<()> {
     let (mut head, mut bytes) = (0_usize, 0_usize);
     let pid = process.as_raw_nonzero().get();

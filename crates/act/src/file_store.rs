@@ -18,14 +18,14 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The first file that a service manager passes on: the one after standard error.
+/// Number of the first descriptor that a service manager passes on: the one after standard error.
 const FIRST: RawFd = 3;
-/// Most files that are taken from it.
+/// Most files that are taken from the service manager; further ones stay open and unused.
 const MOST: usize = 1 << 16;
 /// Time limit for the service manager to take a message: 1 s.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether [`FileStore::take`] was called before.
+/// Whether [`FileStore::take`] has handed out the files.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The address of the service manager's store; `None` if there is none.
@@ -33,10 +33,10 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 pub struct FileStore(Option<OsString>);
 
 impl FileStore {
-    /// The store of this process's service manager, and the files with their names that it kept for this process. A second
-    /// call gets no files.
+    /// The store of this process's service manager, and the files that it kept for this process, with their names. A
+    /// second call gets no files.
     ///
-    /// It must be called before this process closes any file that was there from the beginning.
+    /// It must be called before this process closes any file that was open from the beginning.
     pub fn take() -> (Self, Vec<(String, OwnedFd)>) {
         let store = Self(std::env::var_os("NOTIFY_SOCKET"));
         let text = |name| std::env::var(name).unwrap_or_default();
@@ -53,7 +53,7 @@ impl FileStore {
         )
     }
 
-    /// The store of a service manager that listens at this address, as `NOTIFY_SOCKET` has it.
+    /// The store of a service manager that listens at this address, written as in `NOTIFY_SOCKET`.
     pub fn at(address: impl Into<OsString>) -> Self {
         Self(Some(address.into()))
     }
@@ -67,11 +67,11 @@ impl FileStore {
     /// # Errors
     /// The message could not be sent.
     pub fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
-        // Memory never becomes ready, so there is nothing to be polled for.
+        // A memory file never hangs up, so the service manager need not poll it.
         self.send(&format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0"), &[file])
     }
 
-    /// Has the files of this name dropped.
+    /// Has the service manager drop the files of this name.
     ///
     /// # Errors
     /// The message could not be sent.
@@ -79,7 +79,8 @@ impl FileStore {
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
     }
 
-    /// Sends a message over a socket of its own: a service manager that executes itself anew has another socket then.
+    /// Sends a message over a new socket each time: after the service manager has executed itself anew, it listens at
+    /// another socket.
     fn send(&self, message: &str, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let Some(address) = &self.0 else { return Ok(()) };
         let socket = UnixDatagram::unbound()?;
@@ -95,7 +96,7 @@ impl FileStore {
     }
 }
 
-/// The address that `NOTIFY_SOCKET` names: a path, or a name without a file after `@`.
+/// The address that `NOTIFY_SOCKET` names: a path, or after `@` a name in the abstract namespace.
 fn address_of(text: &OsStr) -> io::Result<SocketAddr> {
     match text.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),
@@ -109,9 +110,9 @@ fn own(number: RawFd) -> Option<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
         return None;
     }
-    // SAFETY: the service manager opened this number for this process, by the variables with this process's pid in them.
-    // Nothing in this process owns it. The kernel gives its number to no other file as long as it is open, and `TAKEN` lets
-    // only one call come here.
+    // SAFETY: the service manager opened this number for this process, by the variables with this process's pid in
+    // them. Nothing in this process owns it. The kernel gives its number to no other file as long as it is open, and
+    // `TAKEN` lets only one call come here.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

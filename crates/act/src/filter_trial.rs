@@ -1,12 +1,14 @@
-//! A trial of this process's filters of system calls (seccomp): does one end a process for a call of the agent's? A child of its
-//! own makes each call, with arguments that the kernel refuses.
+//! A trial of this process's filters of system calls (seccomp): does one of them kill a process for a system call that
+//! the agent makes? For each call a child is forked, which makes it with arguments that the kernel refuses.
 
 use std::time::{Duration, Instant};
 
-/// Longest time until a call is answered: 2 s. A filter may ask another process, which does not answer.
+/// Longest wait for a child to make its call: 2 s. A filter may pass the call to another process, which may never
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Names and numbers of system calls of an agent that was loaded with its program, but for those that every program makes when it starts.
+/// Names and numbers of the system calls that a preloaded agent makes, without those that every program makes when it
+/// starts.
 const CALLS: [(&str, i64); 35] = [
     ("clone", libc::SYS_clone),
     ("clone3", libc::SYS_clone3),
@@ -45,12 +47,13 @@ const CALLS: [(&str, i64); 35] = [
     ("write", libc::SYS_write),
 ];
 
-/// The name of the first call of the agent's that ends its caller, or is never answered. For a process with one thread.
+/// The name of the first of these calls for which a filter kills the caller, or that is not answered within 2 s; `None`
+/// if there is none. The caller must have one thread.
 pub fn fatal_call() -> Option<&'static str> {
     CALLS.into_iter().find(|(_, number)| !survives(*number)).map(|(name, _)| name)
 }
 
-/// Whether a forked child survives this call, and gets an answer in time.
+/// Whether a forked child makes this call and then exits by itself, within [`PATIENCE`].
 fn survives(number: i64) -> bool {
     // SAFETY: the process has one thread, and the child makes system calls only.
     let child = unsafe { libc::fork() };

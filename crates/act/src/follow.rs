@@ -14,15 +14,16 @@
 //!   zeros again, at the next touch
 //! ```
 //!
-//! The kernel may also remove an entry for reasons of its own. A touch then sleeps, too, and the follower maps the file's
-//! page again. It can tell the two cases apart, because the kernel sends the message of a discard before the discard
-//! happens. The follower reads this message before that of any touch that comes after the discard.
+//! The kernel may also remove an entry for reasons of its own. A touch then sleeps, too, and the follower maps the
+//! file's page again. It can tell the two cases apart, because the kernel sends the message of a discard before the
+//! discard happens. The follower reads this message before that of any touch that comes after the discard.
 //!
 //! The memory of a forked child is followed in the same way, by the process that holds the child's userfaultfd. No
 //! discard may go unseen, so a follower lives until the address space that it follows has ended.
 //!
-//! An agent in the child may claim its userfaultfd. It then keeps writers out and takes pages away, and has to hear of all
-//! discards. So others that follow the child read nothing meanwhile, and place nothing.
+//! An agent in the child may claim its userfaultfd. The agent then keeps writers out and moves pages away, and has to
+//! read all messages of discards itself. So another process that follows the child neither reads messages nor maps
+//! pages meanwhile.
 
 use crate::journal::{About, Entry, Found, Journal, Logged};
 use crate::userfault::{Fault, Message, Userfault};
@@ -32,24 +33,25 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time that a thread is given, in another process, from its discard's acknowledgement until it has taken the entries away.
+/// Time that a thread of another process is given, from when the message of its discard was read, until it has removed
+/// the page-table entries.
 const ZAP_TIME: Duration = Duration::from_millis(500);
-/// Most pages that became zeros lately and are looked at again in one call.
+/// Most pages of a child in which one call maps zeros again, after their zeros may have been removed.
 const LOOKED_AT_AGAIN: u64 = 1024;
 
-/// Addresses of programs, as far as the kernel takes them in a call about a range.
+/// Addresses that programs use, as far as the kernel accepts them in a userfaultfd call about a range.
 pub const PROGRAMS: PageRange = PageRange { start: HostVirt(1 << 16), pages: (1 << 35) - (1 << 4) - 1 };
 
-/// Follows one address space.
+/// Follows the memory of one address space.
 #[derive(Debug)]
 pub struct Follower {
-    /// Its place in a journal, which is given up before the userfaultfd is closed.
+    /// The child's place in a journal. It is given up before the userfaultfd is closed.
     entry: Option<Entry>,
     watch: Arc<Userfault>,
-    /// Pages that were discarded and have not become zeros yet, as far as is known.
+    /// Pages that were discarded and have not been mapped as zeros yet, as far as is known.
     discarded: PageSet,
-    /// Whether the memory is this process's own. Its agent takes pages out of reach and keeps writers out, and wakes
-    /// the threads that sleep on such pages by itself.
+    /// Whether the memory is this process's own. Its agent moves pages away and keeps writers out, and wakes the
+    /// threads that sleep on such pages by itself.
     is_own: bool,
     /// The pages in `discarded` that the parent of a followed child had discarded, until they are settled. The child
     /// may have got some of these pages at the fork, because a thread of its parent was only about to discard them.
@@ -58,14 +60,14 @@ pub struct Follower {
     /// The pages in `discarded` that a killed predecessor of this follower knew of. The predecessor may have made zeros
     /// of them, which the program has written since.
     resumed: PageSet,
-    /// Whether a killed predecessor of this follower may have known of further discards.
+    /// Whether a killed predecessor of this follower may have known of discards that this one does not know.
     is_partial: bool,
-    /// A change that the agent has announced, so that the kernel's message of it is not taken for the program's.
+    /// A change that the agent has announced. The kernel's message of it is not taken for a change by the program.
     expected: Option<Expected>,
     /// Pages over which the agent is placing slots.
     being_placed: Option<PageRange>,
-    /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the zeros
-    /// away, so a page without an entry becomes zeros again.
+    /// Pages that were discarded and have become zeros since. The discarding thread may still be about to take the
+    /// zeros away, so a page without an entry becomes zeros again.
     given: PageSet,
     /// Pages in `given` that became zeros lately: two sets, each of one [`ZAP_TIME`]. They count as lately until two
     /// [`ZAP_TIME`] after the second set was begun.
@@ -75,16 +77,18 @@ pub struct Follower {
     /// Pages in `given` that became zeros since [`Follower::keep_in_mind`] began a record; `None` if there is no
     /// record.
     served: Option<PageSet>,
-    /// Missing pages that were touched while answers are put off; `None` while they are not.
+    /// Pages that threads touched and found missing, while the answer is put off ([`Follower::put_off_missing`]);
+    /// `None` while it is not.
     put_off: Option<PageSet>,
     /// Whether an agent in the child may have claimed the userfaultfd.
     may_be_claimed: bool,
-    /// Memory of this process's own that shows a template again when it is discarded. Each range has the address of a
-    /// copy of the template. No child inherits these ranges.
+    /// Memory of this process's own that shows a template's bytes again when it is discarded. Each range comes with the
+    /// address of a copy of these bytes. No child inherits these ranges.
     homes: Vec<(PageRange, HostVirt)>,
 }
 
-/// A change by the agent of which the kernel is going to send a message, by its first address.
+/// A change that the agent makes, of which the kernel is going to send a message. The address is the first one of the
+/// range that is moved or dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// The agent moves a mapping of slots over followed memory whose content the slots hold. The follower keeps its
@@ -92,26 +96,27 @@ pub enum Expected {
     Placing(HostVirt),
     /// The agent moves a mapping on behalf of the program, so the caller need not be told of the move.
     Moving(HostVirt),
-    /// The agent is about to drop pages from this one on, behind which the same bytes lie.
+    /// The agent drops its private pages from this address on, because the file's pages behind them have the same
+    /// bytes.
     Dropping(HostVirt),
 }
 
-/// The event that [`Follower::read`] has read.
+/// What [`Follower::read`] has read.
 #[derive(Debug)]
 pub enum Told {
-    /// No message is left to be read.
+    /// There is no message to be read.
     Nothing,
     /// A thread touched a page, or an event happened that the caller need not know.
     Touch,
     /// Pages are about to be discarded.
     Discard,
-    /// These pages were moved to that address, which was not [expected](Follower::expect).
+    /// These pages were moved to that address, by a move that was not [expected](Follower::expect).
     Move(PageRange, HostVirt),
-    /// The process forked. The caller has to go on reading the child's follower.
+    /// The process forked. The caller has to read the messages of the child's follower, too.
     Birth(Box<Follower>),
 }
 
-/// Moves the records of a range along with the range.
+/// Moves the records of a range to the address that the range was moved to.
 pub fn move_within(pages: &mut PageSet, from: PageRange, to: HostVirt) {
     let moved = pages.within(from);
     pages.remove(from);
@@ -154,24 +159,25 @@ impl Follower {
         }
     }
 
-    /// Says that this memory shows a template again when it is discarded. The template's bytes lie at `content`, for good.
+    /// Says that this memory shows a template's bytes again when it is discarded. A copy of these bytes lies at
+    /// `content`, for good.
     pub fn set_home(&mut self, range: PageRange, content: HostVirt) {
         self.homes.retain(|(known, _)| known.end() <= range.start || range.end() <= known.start);
         self.homes.push((range, content));
     }
 
-    /// All memory that shows a template again when it is discarded, with the address of a copy of the template.
+    /// All memory that shows a template's bytes again when it is discarded, with the address of a copy of these bytes.
     pub fn homes(&self) -> &[(PageRange, HostVirt)] {
         &self.homes
     }
 
-    /// The address of what a page shows when it is discarded, if that is a template's.
+    /// The address of the bytes that a page shows when it is discarded; `None` if it shows zeros.
     pub fn home_of(&self, page: HostVirt) -> Option<HostVirt> {
         let (range, content) = self.homes.iter().find(|(range, _)| range.start <= page && page < range.end())?;
         Some(content.add_pages(page.page() - range.start.page()))
     }
 
-    /// Moves the records of homes along with memory that was moved.
+    /// Copies the records of `homes` in the range `from` to where the memory was moved.
     fn move_homes(&mut self, from: PageRange, to: HostVirt) {
         for (range, content) in self.homes.clone() {
             let (start, end) = (range.start.max(from.start), range.end().min(from.end()));
@@ -185,15 +191,16 @@ impl Follower {
     }
 
     /// Follows a forked child's memory through the child's userfaultfd. `discarded` are the pages that its parent had
-    /// discarded. Pages that became zeros in the parent since are among them: some may have lost their entries again.
+    /// discarded, including those that had become zeros since: some of them may have lost their page-table entries
+    /// again.
     pub fn of_child(watch: Userfault, discarded: PageSet) -> Self {
         let may_be_claimed = true;
         Self { inherited: discarded.clone(), discarded, is_own: false, may_be_claimed, ..Self::own(Arc::new(watch)) }
     }
 
-    /// Goes on with a child whose follower was killed, by the messages that the follower had read. Also returns the
-    /// descriptor numbers of the userfaultfds of this child's children, each with the pages that were discarded before
-    /// its fork.
+    /// Goes on following a child whose follower was killed, by the messages that the killed one had read. Also returns
+    /// the descriptor numbers of the userfaultfds of this child's children, each with the pages that were discarded
+    /// before its fork.
     pub(crate) fn resumed(watch: Userfault, found: &Found) -> (Self, Vec<(i32, PageSet)>) {
         let (mut this, mut births) = (Self::of_child(watch, PageSet::new()), Vec::new());
         this.is_partial = found.is_partial;
@@ -214,15 +221,15 @@ impl Follower {
         (this, births)
     }
 
-    /// All pages that a child's predecessor knew to be discarded.
+    /// All pages that the killed predecessor of this follower knew to be discarded.
     fn known(&self) -> PageSet {
         let mut all = self.resumed.clone();
         self.inherited.ranges().for_each(|range| all.insert(range));
         all
     }
 
-    /// Enters this child into the journal, if that has room, so that a successor can go on. A child whose parent was in
-    /// the journal may be entered already.
+    /// Records this child in the journal, if there is room, so that another process can go on following it. A child
+    /// whose parent was in the journal may be recorded already.
     pub fn keep_journal(&mut self, journal: &Arc<Journal>, about: About) {
         if self.entry.is_some() {
             return;
@@ -231,7 +238,7 @@ impl Follower {
         self.entry.iter().filter(|_| self.is_partial).for_each(Entry::make_partial);
     }
 
-    /// Notes in the journal that no member will follow this child again.
+    /// Notes in the journal that no member's agent will take over this child again.
     pub fn leave_alone(&self) {
         self.entry.iter().for_each(Entry::leave_alone);
     }
@@ -241,13 +248,13 @@ impl Follower {
         self.entry = None;
     }
 
-    /// Leaves threads asleep that touch missing pages, until [`Follower::answer_missing`]: the parent's agent may be
-    /// about to copy these pages to the child.
+    /// From here on, threads that touch missing pages are left asleep, until [`Follower::answer_missing`]: the parent's
+    /// agent may be about to copy these pages to the child.
     pub fn put_off_missing(&mut self) {
         self.put_off.get_or_insert_with(PageSet::new);
     }
 
-    /// Ends what [`Follower::put_off_missing`] began.
+    /// Wakes the threads that were left asleep since [`Follower::put_off_missing`].
     pub fn answer_missing(&mut self) {
         // Threads that are woken try again; for pages that are still missing, the kernel sends another message.
         for range in self.put_off.take().iter().flat_map(PageSet::ranges) {
@@ -260,7 +267,7 @@ impl Follower {
         &self.watch
     }
 
-    /// The userfaultfd, for a holder that outlives this borrow.
+    /// The userfaultfd, to be kept longer than this borrow.
     pub fn shared_watch(&self) -> Arc<Userfault> {
         Arc::clone(&self.watch)
     }
@@ -270,13 +277,13 @@ impl Follower {
         &self.discarded
     }
 
-    /// Begins to record discarded pages that have become zeros, or ends that and drops the record.
+    /// Begins a record of discarded pages that become zeros from here on; `false` drops the record.
     pub fn keep_in_mind(&mut self, keep: bool) {
         self.served = keep.then(PageSet::new);
     }
 
-    /// Pages of a range that were not discarded, or were discarded and have held something else for a while. They keep their
-    /// page table entries, or have lost them for reasons of the kernel's.
+    /// Pages of a range that were not discarded, or that were discarded and became zeros some time ago. They keep their
+    /// page-table entries, unless the kernel drops an entry for reasons of its own.
     pub fn kept(&self, range: PageRange) -> Vec<PageRange> {
         let lately = if self.was_given_lately() { &self.lately[..] } else { &[] };
         missing_in([&self.discarded].into_iter().chain(&self.served).chain(lately), range)
@@ -291,15 +298,15 @@ impl Follower {
         self.lately_since.is_some_and(|then| then.elapsed() <= 2 * ZAP_TIME)
     }
 
-    /// Announces a move that is about to be made, or withdraws the announcement.
+    /// Announces a change that the agent is about to make; `None` withdraws the announcement.
     pub const fn expect(&mut self, expected: Option<Expected>) {
         self.expected = expected;
     }
 
-    /// Announces that slots are about to be placed over `place`, by a move of the mapping at `from`. A thread that touches
-    /// an absent page there sleeps until the agent has [said](Follower::lost_entries) that they are placed, and wakes it. The
-    /// message of a touch is read before that of the move. Until both are read, nobody can tell an old page, which was
-    /// discarded and became zeros, from a new one with its content.
+    /// Announces that slots are about to be placed over `place`, by a move of the mapping at `from`. A thread that
+    /// touches an absent page there sleeps until the agent has [said](Follower::lost_entries) that the slots are
+    /// placed, and wakes the thread. The message of a touch is read before that of the move. Until both are read, an
+    /// old page (discarded, and then zeros) cannot be told from a new page with its content.
     pub const fn expect_placing(&mut self, from: HostVirt, place: PageRange) {
         (self.expected, self.being_placed) = (Some(Expected::Placing(from)), Some(place));
     }
@@ -309,7 +316,7 @@ impl Follower {
         (self.expected, self.being_placed) = (None, None);
     }
 
-    /// Says that these pages have lost their page table entries. Those that had become zeros count as discarded again.
+    /// Says that these pages have lost their page-table entries. Those that had become zeros count as discarded again.
     pub fn lost_entries(&mut self, range: PageRange) {
         let served = self.served.as_ref().map(|served| served.within(range)).unwrap_or_default();
         served.into_iter().for_each(|range| self.discarded.insert(range));
@@ -317,8 +324,8 @@ impl Follower {
         self.being_placed = None;
     }
 
-    /// Whether no discard is pending, and none became zeros lately. Then another process may follow the memory without
-    /// these records.
+    /// Whether no page is discarded and not yet zeros, and none became zeros lately. Then another process may follow
+    /// the memory without these records.
     pub fn is_at_rest(&self) -> bool {
         self.discarded.is_empty() && self.lately_since.is_none() && !self.is_partial
     }
@@ -344,9 +351,9 @@ impl Follower {
         self.lately.iter_mut().for_each(|lately| lately.remove(range));
     }
 
-    /// Takes over from another process that read the messages and has ended. An agent in the child may have claimed the
-    /// userfaultfd meanwhile. The other process may not have answered all messages that it read, so sleeping threads
-    /// are woken and try again.
+    /// Takes over from another process that read the child's messages and has ended. Meanwhile an agent in the child
+    /// may have claimed the userfaultfd. The other process may not have answered all messages that it read, so sleeping
+    /// threads are woken and try again.
     pub fn succeed(&mut self) {
         self.expect_claim();
         let _ = self.watch.wake(PROGRAMS);
@@ -357,8 +364,8 @@ impl Follower {
         self.may_be_claimed = true;
     }
 
-    /// Whether an agent in the child follows its memory by itself at this moment. An agent begins only after the
-    /// process that reads the messages has answered that it saw the claim.
+    /// Whether an agent in the child has claimed the userfaultfd, and follows the child's memory itself. The agent
+    /// begins only after the process that reads the messages has answered that it saw the claim.
     pub fn is_claimed(&mut self) -> bool {
         self.may_be_claimed = self.may_be_claimed && self.watch.is_claimed();
         self.may_be_claimed
@@ -398,7 +405,8 @@ impl Follower {
                 if self.expected != Some(Expected::Moving(from.start)) {
                     return Ok(Told::Move(from, to));
                 }
-                // A mapping may stay behind, whose pages read as zeros until the agent has put other memory there.
+                // A mapping may stay behind at the old place. Its pages read as zeros until the agent has put other
+                // memory there.
                 self.discarded.insert(from);
                 Ok(Told::Touch)
             }
@@ -464,7 +472,8 @@ impl Follower {
                 }
                 Ok(())
             }
-            // The entry is a mark that the page was write-protected. The mark is removed, and the next try succeeds.
+            // The entry is a marker that the page was write-protected. The marker is removed, and the next try
+            // succeeds.
             Err(Errno::EXIST) if !self.is_own => self.watch.protect(page, false).and(Err(Errno::EXIST)),
             Err(e) => Err(e),
         }
@@ -484,8 +493,8 @@ impl Follower {
         self.lately[1].insert(range);
     }
 
-    /// Makes zeros of discarded pages that have lost their page table entries since. Pages that have not are left for
-    /// the next call.
+    /// Maps zeros in discarded pages that have lost their page-table entries by now. Pages that still have an entry are
+    /// left for the next call.
     ///
     /// # Errors
     /// `ESRCH`: the address space is gone.
@@ -501,8 +510,8 @@ impl Follower {
                 let one = PageRange { pages: 1, ..rest };
                 let is_inherited = self.inherited.contains(one.start);
                 if is_inherited {
-                    // The parent may have protected a page that it had discarded, or was about to. The kernel leaves a mark
-                    // then that counts as an entry.
+                    // The parent may have write-protected a page that it had discarded, or was about to discard. The
+                    // kernel leaves a marker then, which counts as an entry.
                     let _ = self.watch.protect(one, false);
                 }
                 // The kernel refuses a range of more than one mapping.
@@ -532,7 +541,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Notes that a page, which was discarded, has a page table entry.
+    /// Notes that a discarded page has a page-table entry.
     fn has_entry(&mut self, one: PageRange) {
         if self.inherited.contains(one.start) {
             // The child has got this page at the fork.
@@ -544,7 +553,7 @@ impl Follower {
         // Any other page is about to lose its entry.
     }
 
-    /// Notes that all discarded pages were tried.
+    /// Notes that zeros were tried in all discarded pages.
     fn have_settled(&mut self) {
         self.inherited = PageSet::new();
         self.resumed = PageSet::new();
@@ -565,7 +574,7 @@ impl Follower {
     }
 
     /// Maps zeros again in pages of a child whose zeros the discarding thread has removed, once that thread has had its
-    /// time ([`ZAP_TIME`]). After this look, the record of the page is dropped.
+    /// time ([`ZAP_TIME`]). The record of each page is dropped after it was tried.
     fn look_again(&mut self) {
         if !self.is_to_look_again() {
             return;
@@ -584,8 +593,8 @@ impl Follower {
 
     /// Whether the address space is still there.
     pub fn is_alive(&self) -> bool {
-        // Lifts the protection of a page that is not protected. `ESRCH` means that the address space is gone, and `EINVAL` that
-        // nobody has begun the userfaultfd.
+        // Lifts the write protection of a page that has none. `ESRCH` means that the address space is gone, and
+        // `EINVAL` that the userfaultfd was never initialised (`UFFDIO_API`).
         let page = PageRange { start: HostVirt(1 << 16), pages: 1 };
         !matches!(self.watch.protect(page, false), Err(Errno::SRCH | Errno::INVAL))
     }

@@ -71,7 +71,8 @@ fn stay(parent: u32) -> ! {
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
     // SAFETY: the call takes nothing.
     if unsafe { libc::syscall(libc::SYS_getppid) } == i64::from(parent) {
-        // If that thread ended before the call above while its process lives on, no signal comes: the sleep is bounded.
+        // If the thread that forked this process ended before the call above, and its process lives on, no signal
+        // comes. So the sleep is bounded.
         let time = libc::timespec { tv_sec: LONGEST_SECONDS, tv_nsec: 0 };
         // SAFETY: `time` is on our copy of the stack. The call writes nothing, as no remaining time is asked for. No
         // signal handler runs, because signals are blocked here as they are in the agent's thread.
@@ -106,7 +107,7 @@ mod tests {
         let _turn = crate::turn_to_fork();
         let fork_probe =
             std::thread::spawn(|| std::mem::ManuallyDrop::new(ForkProbe::cast().unwrap()).0).join().unwrap();
-        // A zombie: it has ended, and its parent has not waited for it.
+        // A zombie: the process has ended, and its parent has not waited for it.
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", fork_probe.as_raw_nonzero())).unwrap();
         let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while !state().contains(") Z ") {

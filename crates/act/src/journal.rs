@@ -1,9 +1,9 @@
-//! A journal of discards: records of a process that follows children of other processes ([`crate::Follower`]). If that
-//! process is killed, its successor reads them.
+//! A journal of discards. It is kept by a process that follows forked children of other processes
+//! ([`crate::Follower`]). If that process is killed, the process that takes its place (the successor) reads it.
 //!
 //! A discarding thread goes on as soon as the kernel's message has been read, even if the reader is killed right then.
 //! So the message is read right into the journal, which is a memory file. There is no instant at which the thread has
-//! gone on and the journal does not know. The kernel finishes a read that it has begun, also of a process that is
+//! gone on and the journal lacks the message. The kernel finishes a read that it has begun, even if the process is
 //! killed.
 //!
 //! ```text
@@ -11,11 +11,12 @@
 //!   its log:          | message | message | message being read | 0    read again from the front by a successor
 //! ```
 //!
-//! A log is emptied when nothing in it counts any more ([`Entry::clear`]). A full one is written anew in its other half, as the sum of
-//! its messages. If that is too long, the log is *partial* from then on. A successor
-//! does not know then if an absent page was discarded. A thread that touches it gets `SIGBUS`.
+//! A log is emptied when nothing in it counts any more ([`Entry::clear`]). When it is full, the sum of its messages is
+//! written to its other half. If that does not fit, the log is *partial* from then on: a successor does not know
+//! whether an absent page was discarded, and a thread that touches one gets `SIGBUS`.
 //!
-//! Each head names descriptors. A successor has them by a table of files that it shares ([`crate::Standby`]).
+//! The head of a child names descriptors by their numbers. A successor has them because it shares the table of files
+//! ([`crate::Standby`]).
 
 use crate::userfault::{Message, Record, Userfault};
 use page::{HostVirt, PAGE_SHIFT, PageRange, PageSet};
@@ -26,15 +27,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Number of children that the journal has room for.
+/// Most children that the journal has room for.
 const HEADS: usize = 8192;
 /// Number of messages in each half of a log. Pages of the log take memory only once they are written.
 const RECORDS: usize = 8 << 10;
-/// Event number of a record of pages that a child's parent had discarded. The child may have got some of them at the
-/// fork.
+/// Event number of a record of pages that a child's parent had discarded. The child may have got some of these pages at
+/// the fork.
 const INHERITED: u64 = 0x80;
 
-/// States of a head: free, being filled in, and in use.
+/// States of a child's head: free, being filled in, and in use.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const COUNTS: u32 = 2;
@@ -73,12 +74,12 @@ pub struct Journal {
 /// Facts about a child that its log does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Number of the socket of the member that may take it back.
+    /// Descriptor number of the socket of the member whose agent may take the child over.
     pub socket: Option<i32>,
-    /// The member's layout in memory; zeros if it is not known.
+    /// The layout of the member's address space; zeros if it is not known.
     pub layout: (u64, u64),
-    /// Whether no member will follow the child again: a child of the member has forked it, or the member has given it
-    /// up.
+    /// Whether no member's agent will take the child over again: a child of the member has forked it, or the member has
+    /// given it up.
     pub is_born: bool,
 }
 
@@ -95,10 +96,10 @@ pub enum Logged {
     Forked(i32),
 }
 
-/// A child that a journal names.
+/// A child, as the journal has it.
 #[derive(Debug)]
 pub struct Found {
-    /// Number of its userfaultfd.
+    /// Descriptor number of the child's userfaultfd.
     pub watch: i32,
     /// The facts about the child.
     pub about: About,
@@ -131,8 +132,8 @@ impl Journal {
         let (bytes, flags) = (size_of::<Memory>(), MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let memory = unsafe { mmap(std::ptr::null_mut(), bytes, protection, flags, &file, 0) }?;
-        // SAFETY: the mapping is as large as `Memory` and is never unmapped. All of it are atomic numbers, for which any bytes are
-        // valid, and which other processes may change.
+        // SAFETY: the mapping is as large as `Memory` and is never unmapped. All of it are atomic numbers, for which
+        // any bytes are valid, and which other processes may change.
         let memory = unsafe { &*memory.cast::<Memory>() };
         Ok(Arc::new(Self { file, memory }))
     }
@@ -142,7 +143,7 @@ impl Journal {
         self.file.as_raw_fd()
     }
 
-    /// Enters a child, with pages that the child has discarded already, and pages that its parent had discarded.
+    /// Records a child, with pages that the child itself has discarded, and pages that its parent had discarded.
     /// `None`: there is no room.
     pub fn enter(
         self: &Arc<Self>,
@@ -170,14 +171,14 @@ impl Journal {
         Some(entry)
     }
 
-    /// Says that the socket of this number is about to be closed.
+    /// Says that the socket with this descriptor number is about to be closed.
     pub fn forget_socket(&self, number: i32) {
         for (head, _) in self.counting() {
             let _ = head.socket.compare_exchange(number, -1, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
 
-    /// Calls `keep` with the number of each descriptor that a successor needs, but for the journal's. Allocates nothing.
+    /// Calls `keep` with the number of each descriptor that a successor needs, except the journal's. Allocates nothing.
     pub fn each_descriptor(&self, mut keep: impl FnMut(i32)) {
         for (head, log) in self.counting() {
             keep(head.watch.load(Ordering::SeqCst));
@@ -195,7 +196,7 @@ impl Journal {
         self.counting().next().is_none()
     }
 
-    /// All children. A child whose fork message was read, and which was not entered yet, is named by its parent's log
+    /// All children. A child whose fork message was read, and which was not recorded yet, appears in its parent's log
     /// alone.
     pub fn found(&self) -> Vec<Found> {
         let found = |(head, log): (&Head, &Log)| Found {
@@ -253,8 +254,7 @@ pub struct Entry {
     half: usize,
     /// Number of messages in this half of the log.
     length: usize,
-    /// Pages of which the log has a discard by the child itself. `inherited` are the pages that its parent had
-    /// discarded.
+    /// Pages of which the log has a discard by the child itself. `inherited` has those that its parent had discarded.
     logged: PageSet,
     inherited: PageSet,
 }
@@ -268,8 +268,8 @@ impl Entry {
         &self.journal.memory.logs[self.at].0[self.half][at]
     }
 
-    /// Index of the record for the next message: behind the last message, or the last record of a full partial log.
-    /// Ends the log behind that record.
+    /// Index of the record that the next message is read into: the one behind the last message, or the last record of a
+    /// full partial log. Writes the log's end mark behind it.
     fn place(&mut self) -> usize {
         let last = RECORDS - 2;
         if self.length > last && self.head().is_partial.load(Ordering::SeqCst) == 0 {
@@ -280,7 +280,7 @@ impl Entry {
         at
     }
 
-    /// Writes the sum of all messages to the other half, or makes the log a partial one.
+    /// Writes the sum of all messages to the other half of the log. If it does not fit, the log becomes partial.
     fn write_anew(&mut self) {
         let own = self.logged.ranges().map(|range| (EVENT_DISCARD, range));
         let all: Vec<_> = own.chain(self.inherited.ranges().map(|range| (INHERITED, range))).collect();
@@ -299,12 +299,12 @@ impl Entry {
         self.head().half.store(self.half as u32, Ordering::SeqCst);
     }
 
-    /// Says that a successor does not know all discards.
+    /// Marks the log as partial: a successor does not know all discards.
     pub fn make_partial(&self) {
         self.head().is_partial.store(1, Ordering::SeqCst);
     }
 
-    /// Says that no member will follow the child again.
+    /// Says that no member's agent will take the child over again.
     pub fn leave_alone(&self) {
         self.head().is_born.store(1, Ordering::SeqCst);
     }
@@ -334,8 +334,8 @@ impl Entry {
         read
     }
 
-    /// Notes a child in the journal, of which the message read last (`UFFD_EVENT_FORK`) told, and takes that message out of the
-    /// journal.
+    /// Records a child of this child, of whose fork the message read last (`UFFD_EVENT_FORK`) told, and removes that
+    /// message from the log. `None`: the journal has no room.
     pub fn born(&mut self, watch: &Userfault, inherited: &PageSet) -> Option<Self> {
         let about = About { is_born: true, ..self.head().about() };
         let child = self.journal.enter(watch, about, &PageSet::new(), inherited);
@@ -344,7 +344,7 @@ impl Entry {
         child
     }
 
-    /// Empties the log: a successor needs to know nothing of the past.
+    /// Empties the log, when a successor needs nothing of what is in it.
     pub fn clear(&mut self) {
         if self.length > 0 {
             (self.logged, self.inherited) = (PageSet::new(), PageSet::new());

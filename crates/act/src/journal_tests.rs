@@ -1,4 +1,4 @@
-//! Logs of userfaultfds that tell of nothing, and of this process's discards.
+//! Logs of userfaultfds that have no messages, and of discards by this process.
 
 use super::*;
 use crate::userfault::{Purpose, Watch};

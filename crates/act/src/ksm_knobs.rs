@@ -1,4 +1,4 @@
-//! Setting the knobs of KSM, and restoring them.
+//! Setting the knobs of KSM (files in `/sys/kernel/mm/ksm`), and restoring them.
 
 use host::chosen;
 use host::{Error, Result};

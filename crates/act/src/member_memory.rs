@@ -1,9 +1,9 @@
-//! The mappings that a folding process changes in its own address space.
+//! The mappings that a member's agent changes in the member's address space.
 //!
-//! The rest of the process uses this memory at the same time, so no reference to it is ever made. Addresses are
-//! numbers. Contents are copied by the processor's string instructions or the kernel, and compared by libc. The
-//! duties of the caller stand in each `Safety` section. Errors are bare numbers (`Errno`), because most callers must
-//! not allocate memory.
+//! The program uses this memory at the same time, so no Rust reference to it is ever made. Addresses are numbers.
+//! Contents are copied by the processor's string instructions or the kernel, and compared by libc. The duties of the
+//! caller are in each `Safety` section. Errors are bare numbers (`Errno`), because most callers must not allocate
+//! memory.
 
 use crate::apart::map_apart;
 use crate::pool_memory::{Role, check};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Base pages in a huge page of 2 MiB.
 pub const HUGE_PAGES: u64 = 512;
-/// Most pages that go through a file at a time: 256 KiB, which stay in the processor's cache.
+/// Most pages that are copied through a file at a time: 256 KiB, which stay in the processor's cache.
 const BY_FILE_PAGES: u64 = 64;
 
 /// Settings of a mapping that a new one must take over from the one it replaces.
@@ -27,11 +27,12 @@ pub struct Inherit {
     pub dont_fork: bool,
     /// Not in core dumps (`MADV_DONTDUMP`).
     pub dont_dump: bool,
-    /// With huge pages (`MADV_HUGEPAGE`) or without (`MADV_NOHUGEPAGE`); `None` as the host's policy is.
+    /// Huge pages are asked for (`MADV_HUGEPAGE`, true) or forbidden (`MADV_NOHUGEPAGE`, false); `None`: the host's
+    /// policy decides.
     pub huge: Option<bool>,
 }
 
-/// Anonymous memory of our own, unmapped when dropped.
+/// Anonymous memory of the agent's own, unmapped when this is dropped.
 #[derive(Debug)]
 pub struct MemberMemory(PageRange);
 
@@ -49,7 +50,7 @@ impl MemberMemory {
         Ok(Self(PageRange { start: HostVirt(at as u64), pages }))
     }
 
-    /// As [`MemberMemory::new`], where a program's mappings lie.
+    /// As [`MemberMemory::new`], but at an address that the kernel chooses, among a program's mappings.
     #[cfg(test)]
     pub fn where_kernel_chooses(pages: u64) -> Self {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -58,9 +59,10 @@ impl MemberMemory {
         Self(PageRange { start: HostVirt(at.expect("a mapping") as u64), pages })
     }
 
-    /// Maps fresh memory between two pages that nobody can touch, and returns those, too. So it is a separate mapping
-    /// that was never touched. After a move, an untouched mapping can join its neighbours; a mapping with a page
-    /// cannot. `accounted`: whether it is accounted for like a program's own memory.
+    /// Maps fresh memory between two pages that nobody can touch, and returns these guards, too. So it is a mapping
+    /// (VMA) of its own, without any page. A mapping without pages can be joined with its neighbours after it was
+    /// moved; one with a page cannot. `accounted`: whether the kernel accounts for it (no `MAP_NORESERVE`), as for a
+    /// program's own memory.
     ///
     /// # Errors
     /// Memory or mappings are short.
@@ -81,8 +83,8 @@ impl MemberMemory {
         Ok((this, guards))
     }
 
-    /// Maps memory that pages can be moved to one by one. It never has huge pages, and is not given to forked children,
-    /// which have no use for it.
+    /// Maps memory to which pages can be moved one by one. It never has huge pages, and is not given to forked
+    /// children, which have no use for it.
     ///
     /// # Errors
     /// Memory or mappings are short.
@@ -120,12 +122,12 @@ impl MemberMemory {
         Ok(this)
     }
 
-    /// Its address range.
+    /// The address range of this memory.
     pub const fn range(&self) -> PageRange {
         self.0
     }
 
-    /// Sets its protection to these `PROT_` bits.
+    /// Sets the protection of this memory to these `PROT_` bits.
     ///
     /// # Errors
     /// The process has reached its limit of mappings.
@@ -135,7 +137,7 @@ impl MemberMemory {
         unsafe { rustix::mm::mprotect(pointer(self.0.start), length(self.0.pages), access) }
     }
 
-    /// Gives up the content of its first `pages` pages.
+    /// Drops the content of the first `pages` pages.
     pub fn drop_pages(&self, pages: u64) {
         let pages = pages.min(self.0.pages);
         let drop_them =
@@ -147,13 +149,14 @@ impl MemberMemory {
         }
     }
 
-    /// Lets its pages be moved and given up again, in case the program has locked all of its memory (`mlockall`).
+    /// Unlocks the pages, so that they can be moved and dropped, in case the program has locked all of its memory
+    /// (`mlockall`).
     pub fn unlock(&self) {
         // SAFETY: the mapping is ours, and unlocking does not change its content.
         let _ = unsafe { rustix::mm::munlock(pointer(self.0.start), length(self.0.pages)) };
     }
 
-    /// Fills this memory with a copy of the pages from `from` on, which other threads may be writing.
+    /// Copies pages into this memory, from `from` on. Other threads may be writing them.
     ///
     /// # Safety
     /// As many pages as this has must be mapped readable at `from` for the length of the call. No one else may use this
@@ -168,8 +171,8 @@ impl MemberMemory {
         }
     }
 
-    /// Fills this memory with a copy of the pages from `from` on, which another thread may unmap meanwhile. Stops at
-    /// the first page that cannot be read. Returns the number of pages copied.
+    /// Copies pages into this memory, from `from` on. Another thread may unmap them meanwhile. Stops at the first page
+    /// that cannot be read. Returns the number of pages copied.
     pub fn fill_as_far_as_there(&self, from: HostVirt) -> u64 {
         let part = |at: HostVirt| libc::iovec { iov_base: pointer(at), iov_len: length(self.0.pages) };
         let (source, to) = (part(from), part(self.0.start));
@@ -183,8 +186,8 @@ impl MemberMemory {
         }
     }
 
-    /// As [`Self::fill_as_far_as_there`], by way of a file. A program's filter of system calls (seccomp) may forbid
-    /// `process_vm_readv`, as the filter of Docker 20.10 does.
+    /// As [`Self::fill_as_far_as_there`], by writing the pages to a memory file and reading them from it. A program's
+    /// filter of system calls (seccomp) may forbid `process_vm_readv`, as the filter of Docker 20.10 does.
     fn fill_by_file(&self, from: HostVirt) -> u64 {
         let Ok(file) = memfd_create(c"own-copies", MemfdFlags::CLOEXEC) else { return 0 };
         let mut done = 0;
@@ -219,8 +222,8 @@ impl Drop for MemberMemory {
     }
 }
 
-/// A segment of a pool: its file, which is mapped in place of folded pages, and a view of the file to compare pages
-/// with.
+/// A segment of a pool, as a member sees it: its file, which is mapped in place of folded pages, and a read-only
+/// mapping of it (the view), with which pages are compared.
 #[derive(Debug)]
 pub struct PoolView {
     file: OwnedFd,
@@ -252,12 +255,13 @@ impl PoolView {
         Ok(Self { file, view: PageRange { start: HostVirt(at as u64), pages: slots.into() } })
     }
 
-    /// Number of its slots.
+    /// Number of the segment's slots.
     pub const fn pages(&self) -> u64 {
         self.view.pages
     }
 
-    /// The slot that the view shows at an address, as its place in the segment.
+    /// The index within the segment of the slot that the view shows at this address; `None` if the view does not show
+    /// this address.
     pub fn place_of(&self, at: HostVirt) -> Option<u32> {
         let is_within = self.view.start <= at && at < self.view.end();
         is_within.then(|| u32::try_from(at.page() - self.view.start.page()).ok()).flatten()
@@ -272,11 +276,12 @@ impl PoolView {
         Self::new(file, u32::try_from(self.view.pages).map_err(|_| Errno::INVAL)?)
     }
 
-    /// Parts of a run of slots that have content, as numbers of pages from the first on. The others are empty.
+    /// The parts of a run of slots that have content, each as its first page (counted from the start of the run) and
+    /// its number of pages. The other slots are empty.
     pub fn filled(&self, first: PoolSlot, pages: u64) -> Vec<(u64, u64)> {
         let (begin, end) = (pages_to_bytes(first.index().into()), pages_to_bytes(u64::from(first.index()) + pages));
         let (mut found, mut at) = (Vec::new(), begin);
-        // At the end of the data, `seek` fails, too.
+        // Behind the last data, `seek` fails, which ends the loop, too.
         while at < end
             && let Ok(from) = rustix::fs::seek(&self.file, SeekFrom::Data(at))
             && from < end
@@ -289,7 +294,7 @@ impl PoolView {
         found
     }
 
-    /// The part of the view that shows a run of slots; `None` if the segment is shorter.
+    /// The address range at which the view shows a run of slots; `None` if the segment is shorter.
     pub fn slots(&self, first: PoolSlot, pages: u64) -> Option<PageRange> {
         let end = u64::from(first.index()).checked_add(pages)?;
         (end <= self.view.pages).then(|| PageRange { start: self.view.start.add_pages(first.index().into()), pages })
@@ -297,8 +302,8 @@ impl PoolView {
 
     /// Maps a run of slots, private and writable, in place of the mappings at `place`.
     ///
-    /// Old kernels (before Linux 6.12) unmap these before they ask for memory for the new one. If there is none, the call is made
-    /// again, as by [`move_mapping_over`].
+    /// Kernels before Linux 6.12 unmap the old mappings before they allocate the new one. If that fails, nothing lies
+    /// at `place`, and the call is made again, as by [`move_mapping_over`].
     ///
     /// # Safety
     /// The slots must hold the same bytes as `place`, so that the owner of `place` finds its memory unchanged.
@@ -334,8 +339,8 @@ impl PoolView {
         Ok(MemberMemory(PageRange { start: HostVirt(at as u64), pages }))
     }
 
-    /// Waits until the kernel's lock of the file's mappings is free, as [`PoolView::map_over`] would. A kernel thread
-    /// holds this lock while it looks up the mappings of a page, and may be preempted meanwhile.
+    /// Waits until the kernel's lock of the file's mappings is free, so that [`PoolView::map_over`] need not wait for
+    /// it. A kernel thread holds this lock while it looks up the mappings of a page, and may be preempted meanwhile.
     pub fn wait_for_lock(&self) {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let mapped = map_apart(length(1), |at, more| {
@@ -349,7 +354,8 @@ impl PoolView {
         }
     }
 
-    /// Drops the view's page table entries in this process. The next read of a page brings its entry back.
+    /// Drops the page-table entries of the view, which this process does not read for a while. The next read of a page
+    /// brings its entry back.
     pub fn rest(&self) {
         // SAFETY: the view is a shared mapping that is only read, so dropping its page table entries loses nothing.
         let _ =
@@ -395,8 +401,9 @@ pub fn give_to_children(range: PageRange, give: bool) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), advice) }
 }
 
-/// A page of a file, mapped shared and without any access. The kernel keeps this mapping as long as this address
-/// space, or one forked from it, exists. So the worker can ask the kernel whether one of them still exists.
+/// A page of a lease's file, mapped shared and without any access. The kernel keeps this mapping as long as this
+/// address space, or one forked from it, exists. So the worker can ask the kernel whether any of these address spaces
+/// still exists.
 #[derive(Debug)]
 pub struct SharedMark(HostVirt);
 
@@ -440,7 +447,7 @@ pub fn write_pages(file: impl AsFd, at_page: u64, from: PageRange) -> u64 {
     u64::try_from(written).unwrap_or(0) / PAGE_BYTES as u64
 }
 
-/// Gives all memory of a memory file back to the kernel. The file keeps its size, and reads as zeros.
+/// Frees all memory of a memory file. The file keeps its size, and reads as zeros.
 ///
 /// The call waits until nobody is writing to the file, so it is not for callers that must not wait.
 ///
@@ -462,15 +469,16 @@ pub fn map_anonymous_where_free(place: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::mmap_anonymous(pointer(place.start), length(place.pages), protection, flags) }.map(drop)
 }
 
-/// Time between two tries of a move for which memory was short: 100 us.
+/// Time between two tries of a move for which the kernel had no memory: 100 us.
 pub const AGAIN: Duration = Duration::from_micros(100);
 
-/// Moves a mapping of our own over `place`, atomically: other threads find either the former mapping or the moved one.
+/// Moves a mapping of the agent's own over `place`, atomically: other threads find either the former mapping or the
+/// moved one.
 ///
-/// The kernel unmaps `place` before it asks for memory for the mapping. If there is none (at a memory control group's
-/// limit), nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again, each
-/// [`AGAIN`], until it succeeds. The wait has no bound: the caller holds the only copy of memory that the program
-/// needs.
+/// The kernel unmaps `place` before it allocates memory for the mapping. If it cannot (at a memory control group's
+/// limit), nothing lies at `place`, and `from` is as it was. There is no way back then: the move is made again, every
+/// [`AGAIN`], until it succeeds. The wait has no bound, because the caller holds the only copy of memory that the
+/// program needs.
 ///
 /// # Safety
 /// `from` must hold the same bytes as `place`, and no one else may use `from`.
@@ -489,7 +497,7 @@ pub unsafe fn move_mapping_over(from: PageRange, place: HostVirt) -> Result<(), 
     }
 }
 
-/// Whether something is mapped at this page.
+/// Whether anything is mapped at this page.
 fn is_mapped(page: HostVirt) -> bool {
     let mut is_resident = 0;
     // SAFETY: the kernel writes one byte for the page, and touches nothing of it.
@@ -514,10 +522,11 @@ pub fn make_present(range: PageRange) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(range.start), length(range.pages), Advice::LinuxPopulateRead) }
 }
 
-/// Drops the pages of a range that the process has for itself. In a private mapping of a file, the file's pages show then.
+/// Drops the private copies of pages in a range. In a private mapping of a file, the file's pages show then.
 ///
 /// # Safety
-/// The program would find the range unchanged: the file's pages hold what its pages held, and nobody can write these.
+/// The file's pages must hold the same bytes as the private copies, and nobody may be able to write either of them, so
+/// that the program finds the range unchanged.
 ///
 /// # Errors
 /// A part of the range is not mapped, or locked.
@@ -530,8 +539,8 @@ pub unsafe fn drop_private(range: PageRange) -> Result<(), Errno> {
 /// its pages wait meanwhile.
 ///
 /// The call advises that this page is cold (`MADV_COLD`). The kernel cannot mark a part of a huge page as cold, so it
-/// splits the huge page while it is still mapped as one. Registering or replacing a part of the mapping would split
-/// it, too, and take almost twice as long.
+/// splits the huge page while it is still mapped as one. Registering a part of the mapping with a userfaultfd, or
+/// replacing it, would split the huge page, too, but take almost twice as long.
 pub fn split_huge_page(page: HostVirt) {
     // SAFETY: the call changes no content, and if it fails nothing is lost.
     let _ = unsafe { rustix::mm::madvise(pointer(page), PAGE_BYTES, Advice::LinuxCold) };

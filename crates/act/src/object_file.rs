@@ -1,5 +1,5 @@
-//! The agent's object as a memory file that nobody can change. All processes with an agent map this file private. So its
-//! code is in memory once, whatever their mount namespaces and rights are.
+//! The agent's object file as a memory file that nobody can change. All processes with an attached agent map this file
+//! private. So its code is in memory once, also if their mount namespaces and rights differ.
 
 use crate::pool_memory::{Role, check};
 use page::PAGE_BYTES;
@@ -8,12 +8,12 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, memfd_create};
 use rustix::io::{pread, write};
 use std::io;
 
-/// Name of the file, as the kernel shows it in lists of mappings. Names of pools' files begin with `pagefold-`.
+/// Name of the file, as `/proc/PID/maps` shows it. Names of pools' files begin with `pagefold-`.
 const NAME: &str = "pagefold.agent";
 /// Seals of the object: it can be neither written nor made longer or shorter.
 pub const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Makes a sealed file of these bytes. It can be mapped with code, and not be executed.
+/// Makes a sealed file of these bytes. It can be mapped executable, and cannot be executed as a program.
 ///
 /// # Errors
 /// Memory or descriptors are short.
@@ -30,7 +30,7 @@ pub fn seal_object(bytes: &[u8]) -> io::Result<OwnedFd> {
 /// Whether a file is sealed, and consists of exactly these bytes.
 ///
 /// # Errors
-/// It cannot be looked at.
+/// The file cannot be inspected.
 pub fn is_sealed_object(file: impl AsFd, bytes: &[u8]) -> io::Result<bool> {
     check(&file, Role::Object)?;
     if usize::try_from(fstat(&file)?.st_size).ok() != Some(bytes.len()) {

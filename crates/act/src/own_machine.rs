@@ -1,5 +1,5 @@
-//! Changes to the machine that this process runs on, for the helper inside a guest: the kernel's random pool, files under
-//! other files, serial lines.
+//! Changes to the machine that this process runs on, for the helper inside a guest (`pagefold-identity`): the kernel's
+//! random pool, files mounted over other files, serial lines.
 
 use rustix::fd::{AsFd, AsRawFd};
 use std::ffi::CString;
@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Bytes of a seed: as many as the kernel's own key has.
+/// Bytes of a seed: the length of the key of the kernel's random generator.
 pub const SEED_BYTES: usize = 32;
 /// `RNDADDENTROPY`: `_IOW('R', 3, int[2])`.
 const ADD_ENTROPY: libc::Ioctl = 0x4008_5203_u32 as libc::Ioctl;
@@ -25,8 +25,8 @@ struct Pool {
 
 const _: () = assert!(size_of::<Pool>() == 8 + SEED_BYTES);
 
-/// Mixes a seed into the kernel's random pool, and has the kernel make a new key from the pool at once. All that is drawn
-/// afterwards depends on the seed.
+/// Mixes a seed into the kernel's random pool, and has the kernel make a new key from the pool at once. All that is
+/// drawn afterwards depends on the seed.
 ///
 /// # Errors
 /// The caller lacks `CAP_SYS_ADMIN`, the kernel is older than 4.14, or its generator is not seeded at all.
@@ -42,7 +42,7 @@ pub fn reseed_kernel_random(seed: &[u8; SEED_BYTES]) -> io::Result<()> {
 /// Makes a terminal, such as a serial line, pass all bytes unchanged and without echo.
 ///
 /// # Errors
-/// It is no terminal (`ENOTTY`), or cannot be set.
+/// The file is no terminal (`ENOTTY`), or its settings cannot be changed.
 pub fn make_raw(terminal: impl AsFd) -> io::Result<()> {
     let fd = terminal.as_fd().as_raw_fd();
     let mut settings = std::mem::MaybeUninit::<libc::termios>::uninit();

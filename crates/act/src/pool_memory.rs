@@ -7,13 +7,13 @@
 //!     | lease: empty memfd ---------------------- mapped by each process that maps slots, forked children included
 //! ```
 //!
-//! A process that is handed such a file first looks whether it is one ([`check`]). A file of another kind can make its
-//! reader wait for ever, and one that shrinks can kill it.
+//! A process that is handed such a file first checks that the file is one ([`check`]). A file of another kind can make
+//! its reader wait for ever, and a file that shrinks can kill it.
 //!
-//! - A **segment** is mapped once, by the worker that made it, and then sealed (`F_SEAL_FUTURE_WRITE`). From then on
-//!   no process, with whatever rights, can map it writable, `write` it or `fallocate` it. Besides, members get it
-//!   opened read-only. The price: `MADV_REMOVE` is a `fallocate` too, so single pages cannot be given back (`EPERM`,
-//!   Linux 6.18). They are used again, and freed with the segment.
+//! - A **segment** is mapped once, by the worker that made it, and then sealed (`F_SEAL_FUTURE_WRITE`). From then on no
+//!   process, not even root's, can map it writable, `write` it or `fallocate` it. Besides, members get it opened
+//!   read-only. In return, single pages cannot be given back, because `MADV_REMOVE` is a `fallocate`, too (`EPERM`,
+//!   Linux 6.18). Slots are used again, and their memory is freed with the segment.
 //! - A member writes the **donation window**. The worker reads it with `pread` only. A member that writes it at the
 //!   same time, or punches holes into it, gives the worker other bytes and does no other harm.
 //! - A process holds a **lease** by mapping it. `fork` copies the mapping; `exec` and the end of a process drop it.
@@ -45,7 +45,7 @@ const TEMPLATE_SEALS: SealFlags = SEGMENT_SEALS.union(SealFlags::WRITE);
 
 /// Seals of a donation window: it keeps its size.
 const WINDOW_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// Seals of a lease: it keeps its size. The worker adds one to ask whether it is held.
+/// Seals of a lease: it keeps its size. To ask whether the lease is held, the worker adds another seal.
 const LEASE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// `f_type` of the file system of memory files with small pages (`TMPFS_MAGIC`).
 const MEMORY_FILES: i64 = 0x0102_1994;
@@ -63,11 +63,11 @@ pub enum Role {
     Object,
 }
 
-/// Checks that a file is memory of the kernel's, and sealed as files of this role are. Its size cannot change then,
-/// and nobody but the kernel answers for its pages.
+/// Checks that a file is a memory file of the kernel's, and sealed as files of this role are. Then its size cannot
+/// change, and no process has to answer when its pages are read.
 ///
 /// # Errors
-/// `EINVAL`: it is another file. `EPERM`: it lacks a seal.
+/// `EINVAL`: it is a file of another kind. `EPERM`: it lacks a seal.
 pub fn check(file: impl AsFd, role: Role) -> Result<(), Errno> {
     let seals = match role {
         Role::Segment => SEGMENT_SEALS,
@@ -75,7 +75,8 @@ pub fn check(file: impl AsFd, role: Role) -> Result<(), Errno> {
         Role::Lease => LEASE_SEALS,
         Role::Object => object_file::SEALS,
     };
-    // Asked first, because the kernel alone answers: a file system in user space may leave other questions unanswered.
+    // The seals are asked for first, because only the kernel answers: a file system in user space may leave other
+    // questions unanswered.
     if !fcntl_get_seals(&file)?.contains(seals) {
         return Err(Errno::PERM);
     }
@@ -88,7 +89,7 @@ fn offset(slot: u32) -> u64 {
     u64::from(slot) * PAGE_BYTES as u64
 }
 
-/// Beginning of the names of a pool's files, as the kernel shows them.
+/// Beginning of the names of a pool's files, as `/proc/PID/maps` shows them.
 pub const POOL_NAMES: &str = "/memfd:pagefold-";
 
 fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
@@ -101,11 +102,11 @@ fn new_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
 /// A template: a sealed memory file with a guest's memory, used as a segment.
 #[derive(Debug)]
 pub struct Template {
-    /// A descriptor of its file by which it can only be read.
+    /// A read-only descriptor of its file.
     pub file: OwnedFd,
-    /// Number of its slots, empty ones too.
+    /// Number of its slots, including empty ones.
     pub slots: u32,
-    /// Memory that it takes.
+    /// Memory that the file takes, in bytes.
     pub bytes: u64,
 }
 
@@ -113,8 +114,8 @@ impl Template {
     /// Seals a memory file for good.
     ///
     /// # Errors
-    /// It is no such file or has no size that a segment may have (`EINVAL`). Somebody can write it, and keeps that right
-    /// (`EBUSY`, `EPERM`).
+    /// `EINVAL`: it is no memory file, or has no size that a segment may have. `EBUSY`, `EPERM`: some process can write
+    /// it, and keeps that right.
     pub fn seal(file: impl AsFd) -> Result<Self, Errno> {
         if !fcntl_get_seals(&file)?.contains(TEMPLATE_SEALS) {
             fcntl_add_seals(&file, TEMPLATE_SEALS)?;
@@ -149,7 +150,7 @@ fn memory_of(found: &Stat) -> u64 {
     u64::try_from(found.st_blocks).unwrap_or(0) * 512
 }
 
-/// A segment that this process made. No other process can write it.
+/// A segment that this process has made. No other process can write it.
 #[derive(Debug)]
 pub struct PoolSegment {
     file: OwnedFd,
@@ -183,12 +184,12 @@ impl PoolSegment {
         Ok(segment)
     }
 
-    /// Number of its slots.
+    /// Number of slots.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// A descriptor of its file by which it can be read and mapped privately, but not written.
+    /// A descriptor of the segment's file by which it can be read and mapped privately, but not written.
     ///
     /// # Errors
     /// `/proc` is not mounted, or no file descriptors are left.
@@ -202,7 +203,7 @@ impl PoolSegment {
         slots.start as usize * PAGE_BYTES..slots.end as usize * PAGE_BYTES
     }
 
-    /// Fills slots with the pages of the window from page `page` on.
+    /// Fills slots with pages of the donation window, from its page `page` on.
     ///
     /// # Errors
     /// Memory is short (`EFAULT`, `ENOMEM`), or the window has too few pages. Some of the slots may have been filled.
@@ -229,7 +230,7 @@ impl PoolSegment {
         Ok(())
     }
 
-    /// Where slots lie in this process. Each of them is read, so that the page table shows its frame.
+    /// The address range of slots in this process. Each slot is read, so that the page table has an entry for it.
     pub fn place(&self, slots: &Range<u32>) -> PageRange {
         let bytes = self.bytes_of(slots);
         for slot in slots.clone() {
@@ -238,7 +239,7 @@ impl PoolSegment {
         PageRange { start: HostVirt(self.map.as_ptr() as u64 + bytes.start as u64), pages: slots.len() as u64 }
     }
 
-    /// The bytes of a slot. An empty slot has zeros, and reading them takes a page of memory.
+    /// The bytes of a slot. Reading an empty slot gives zeros, and allocates a page for it.
     pub fn slot(&self, slot: u32) -> &[u8] {
         let bytes = self.bytes_of(&(slot..slot + 1));
         // SAFETY: `bytes_of` keeps within the mapping, which is as long as the segment.
@@ -275,12 +276,12 @@ impl InheritedSegment {
         if bytes == offset(slots) { Ok(Self { file, slots }) } else { Err(Errno::INVAL.into()) }
     }
 
-    /// Number of its slots.
+    /// Number of slots.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// A descriptor of its file by which it can only be read.
+    /// A read-only descriptor of the segment's file.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -310,7 +311,7 @@ impl InheritedSegment {
         Ok(Some(slot(start)..slot(seek(&self.file, SeekFrom::Hole(start))?)))
     }
 
-    /// Copies slots from `slot` on into `into`, as many as fit. Reading an empty slot takes no memory.
+    /// Copies slots, from `slot` on, into `into`, as many as fit. Reading an empty slot allocates no memory.
     ///
     /// # Errors
     /// The kernel refused, or the segment has too few slots.
@@ -350,19 +351,19 @@ impl AsFd for DonationWindow {
     }
 }
 
-/// A file that is mapped by every process that maps slots of the pool. It is empty and its size is sealed, so no
-/// process can make the kernel wait for its pages.
+/// A file that every process which maps slots of the pool maps, too. It is empty and its size is sealed, so it has no
+/// pages for which a process could make the kernel wait.
 #[derive(Debug)]
 pub struct Lease(OwnedFd);
 
-/// Whether a process holds a lease.
+/// Whether any process holds a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// Some process maps it.
     Held,
-    /// No process maps it, and a later mapping does not count.
+    /// No process maps it, and mapping it later does not count.
     Over,
-    /// A member has sealed it against further seals, so the worker cannot ask. No honest member does this.
+    /// A member has sealed the lease against further seals, so the worker cannot ask. No honest member does this.
     Spoilt,
 }
 
@@ -398,7 +399,7 @@ impl AsFd for Lease {
     }
 }
 
-/// A lease held by this process, and by the children that it forks meanwhile.
+/// A lease held by this process, and by the children that it forks while it holds it.
 #[derive(Debug)]
 pub struct HeldLease(NonNull<c_void>);
 

@@ -114,7 +114,7 @@ fn lease_is_held_while_it_is_mapped() {
     assert_eq!(lease.state().unwrap(), LeaseState::Held);
     drop(again);
     assert_eq!(lease.state().unwrap(), LeaseState::Over);
-    // Newer kernels let it be mapped still, but it stays over.
+    // Newer kernels still let the lease be mapped, but it stays over.
     let _late = HeldLease::hold(&lease);
     assert_eq!(lease.state().unwrap(), LeaseState::Over);
 }

@@ -1,8 +1,9 @@
-//! The client of the prover, which tells whether anything but this process's page table refers to its pages.
+//! The client of the prover, a process of the service that tells whether anything but this process's page table refers
+//! to its pages.
 //!
-//! The agent's thread uses it, and a group's worker. The agent's thread may have a table of files of its own, and the
-//! client needs just one descriptor. Once connected, the client allocates nothing, and waits no longer than the caller
-//! allows. A worker does not wait at all: it sends a question, and takes the answer when its socket has one.
+//! The agent's thread uses it, and a group's worker. It needs one descriptor, in the table of files of the thread that
+//! uses it. Once connected, it allocates nothing, and waits no longer than the caller allows. A worker does not wait at
+//! all: it sends a question, and reads the answer when its socket has one.
 
 use host::{Received, Result, Seqpacket};
 use page::{HostVirt, PageRange};
@@ -25,7 +26,7 @@ pub struct Prover {
 
 impl Prover {
     /// Connects to the prover of a service. Questions over this connection are about pages of this process, even if
-    /// another process asks them, to which the connection was handed on.
+    /// another process asks them after the connection was handed to it.
     ///
     /// # Errors
     /// No prover listens at `path`.
@@ -33,18 +34,20 @@ impl Prover {
         Seqpacket::connect_to_service(path).map(Self::over)
     }
 
-    /// The client over a connection that exists already.
+    /// A client that uses an existing connection.
     pub const fn over(socket: Seqpacket) -> Self {
         Self { socket, last_id: 0, question: [0; QUESTION_BYTES], answer: [0; ANSWER_BYTES] }
     }
 
     /// Asks about up to 512 private pages in up to 64 ranges, and waits for the answer: one [`Proof`] for each page, in
-    /// that order. The worth of a proof, and the caller's duties before it asks, stand in `crates/prove/src/lib.rs`.
+    /// order. What a proof is worth, and what the caller has to do before it asks, is said in
+    /// `crates/prove/src/lib.rs`.
     ///
     /// # Errors
-    /// In all cases `proofs` holds nothing that counts.
+    /// After an error, the contents of `proofs` mean nothing.
     ///
-    /// - `InvalidInput`: more ranges or pages than one question may have, or not one place in `proofs` for each page.
+    /// - `InvalidInput`: more ranges or pages than one question may have, or `proofs` is not as long as there are
+    ///   pages.
     /// - `TimedOut`: no answer within `timeout`. The connection can be used again, and a late answer is not taken for
     ///   the answer to another question.
     /// - Others: the prover has closed the connection or is gone.
@@ -63,7 +66,7 @@ impl Prover {
         Ok(())
     }
 
-    /// Sends a question, and does not wait. False if the prover has too many unread ones.
+    /// Sends a question without waiting. `false` if the prover has too many unread ones.
     ///
     /// # Errors
     /// More ranges or pages than one question may have (`InvalidInput`), or the prover is gone.
@@ -74,10 +77,10 @@ impl Prover {
         self.socket.send(&self.question[..bytes], &[])
     }
 
-    /// Takes the answer to the last question, one [`Proof`] for each of its pages. False if there is none yet.
+    /// Reads the answer to the last question, one [`Proof`] for each of its pages. `false` if there is none yet.
     ///
     /// # Errors
-    /// The prover is gone, or has sent what is no answer; `proofs` holds nothing that counts.
+    /// The prover is gone, or has sent something that is no answer. The contents of `proofs` mean nothing then.
     pub fn receive(&mut self, proofs: &mut [Proof]) -> io::Result<bool> {
         loop {
             match self.socket.receive_bare(&mut self.answer)? {
@@ -92,8 +95,8 @@ impl Prover {
         }
     }
 
-    /// Asks a question only to see whether the prover answers, without waiting. [`Self::has_answered`] tells whether it
-    /// has.
+    /// Sends a question without waiting, only to see whether the prover answers. [`Self::has_answered`] tells whether
+    /// it has.
     ///
     /// # Errors
     /// The prover has too much to read, or is gone.

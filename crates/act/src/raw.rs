@@ -3,13 +3,13 @@
 
 use std::arch::asm;
 
-/// The kernel's answer: a value, or a negative error number from -4095 on.
+/// The kernel's answer: a value, or a negated error number (-4095 to -1).
 pub type Answer = isize;
 
 /// Makes a system call.
 ///
 /// # Safety
-/// As that system call: where it takes pointers or changes mappings, they must be the caller's to give.
+/// As for that system call: memory that it reads, writes or maps must be the caller's to use so.
 #[inline]
 pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
     let answer: isize;
@@ -34,7 +34,7 @@ pub unsafe fn call(number: libc::c_long, a: [usize; 6]) -> Answer {
     answer
 }
 
-/// The error number of an answer, if it is one.
+/// The error number of an answer; `None` if the call succeeded.
 pub const fn error(answer: Answer) -> Option<i32> {
     if answer < 0 && answer >= -4095 { Some(-(answer as i32)) } else { None }
 }

@@ -1,15 +1,15 @@
-//! How a thread is scheduled when it wakes: `SCHED_BATCH` or as usual.
+//! Whether a waking thread preempts others: the usual scheduling policy, or `SCHED_BATCH`.
 //!
-//! A waking thread of `SCHED_BATCH` does not preempt the thread that runs. It waits for that one's time slice to end, or for another
-//! processor. Its share of processors stays the usual one. So a thread that keeps pages out of reach, and is preempted, waits no
-//! longer than any other. With a lower share (niceness, `SCHED_IDLE`), those who touch the pages would wait for all others. And
-//! only root may raise a share again.
+//! A waking thread of `SCHED_BATCH` does not preempt the running thread. It waits for the end of that thread's time
+//! slice, or for another processor. Its share of processor time stays the usual one. So if such a thread is preempted
+//! while it has moved pages out, it waits no longer than any other thread. With a lower share (niceness, `SCHED_IDLE`),
+//! threads that touch these pages would wait for all other threads. And only root may raise a share again.
 
 use rustix::process::Pid;
 use std::io;
 
-/// Has a thread preempt no other thread when it wakes, or again as usual. Nothing happens to threads that somebody has
-/// given another policy than these two. `None` is the calling thread.
+/// Sets whether a thread preempts other threads when it wakes. A thread with another policy than `SCHED_OTHER` or
+/// `SCHED_BATCH` is left as it is. `None` is the calling thread.
 ///
 /// # Errors
 /// The thread has ended, or is another user's.

@@ -1,9 +1,9 @@
-//! Whether a program's filters of system calls (seccomp) let an agent work. The agent's threads have those of the thread that
-//! is borrowed to make the first of them.
+//! Whether a program's filters of system calls (seccomp) let an agent work. The agent's threads inherit the filters of
+//! that thread of the program which is made to start the first of them.
 //!
-//! Each filter is carried out for each call of the agent's ([`CALLS`]), as the kernel does (`man 2 seccomp`). Arguments that are
-//! always the same are known. A branch that depends on anything else is followed both ways. So a filter passes only if
-//! it allows all that the agent can ask for.
+//! Each filter is executed for each system call of the agent ([`CALLS`]), as the kernel does it (`man 2 seccomp`).
+//! Arguments that are always the same are known. A branch that depends on an unknown value is followed both ways. So a
+//! filter passes only if it allows all that the agent may ask for.
 //!
 //! ```text
 //!   filters, calls --> the strictest answer of each path --> allowed by all: none
@@ -13,7 +13,7 @@
 /// An instruction of a filter of system calls.
 pub type FilterInstruction = libc::sock_filter;
 
-/// A system call of the agent's, with the arguments that are always the same.
+/// A system call of the agent, with the arguments that are always the same.
 #[derive(Clone, Copy, Debug)]
 pub struct AgentCall {
     /// Its name.
@@ -22,7 +22,7 @@ pub struct AgentCall {
     pub number: i64,
     /// Its first three arguments, as far as they are known.
     pub arguments: [Option<u64>; 3],
-    /// Whether an error will do, too: the agent then finds out in another way.
+    /// Whether the filter may also answer with an error: the agent then finds out in another way.
     pub or_error: bool,
 }
 
@@ -35,11 +35,12 @@ pub const fn call_with(name: &'static str, number: i64, arguments: [Option<u64>;
     AgentCall { name, number, arguments, or_error: false }
 }
 
-/// Flags of the call that makes the agent's first thread: memory, signal handlers and process of the program's.
+/// Flags of `clone` for the agent's first thread: it shares the program's memory and signal handlers, and belongs to
+/// its process.
 const FIRST_THREAD: u64 = (libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
 
-/// Flags of the `clone` calls by which the agent's C library makes its other threads. Filters such as QEMU's let no
-/// thread be made with other flags.
+/// Flags of the `clone` calls by which the agent's C library makes its other threads. Filters such as QEMU's allow only
+/// these flags.
 const OTHER_THREADS: u64 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -51,8 +52,8 @@ const OTHER_THREADS: u64 = (libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID
     | libc::CLONE_DETACHED) as u64;
 
-/// System calls of the agent, and those that are made in the program for it. The agent's object makes no others, but for
-/// those with which it would end after a bug.
+/// System calls of the agent that is put into a running program, and those that are made in the program on its behalf.
+/// The agent makes no others, except after a bug, to end itself.
 pub const CALLS: &[AgentCall] = &[
     call("arch_prctl", libc::SYS_arch_prctl),
     call("brk", libc::SYS_brk),
@@ -126,8 +127,8 @@ pub const CALLS: &[AgentCall] = &[
     call("write", libc::SYS_write),
 ];
 
-/// Further system calls of an agent that was loaded with its program, and of its hooks. It uses the program's C
-/// library.
+/// Further system calls of an agent that is loaded with its program, which uses the program's C library, and of its
+/// hooks.
 const OF_LOADED: &[AgentCall] = &[
     or_error("clone3", libc::SYS_clone3),
     call("connect", libc::SYS_connect),
@@ -154,12 +155,12 @@ const ACTION: u32 = 0xffff_0000;
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
 const ERROR: u32 = 0x0005_0000;
-/// Length of what a filter looks at, in bytes: the kernel's `struct seccomp_data`.
+/// Length in bytes of the data that a filter can read: the kernel's `struct seccomp_data`.
 const DATA_BYTES: u32 = 64;
-/// Most instructions that are followed for one call and filter.
+/// Most instructions that are executed for one call and filter. A filter that takes more does not pass.
 const MOST_STEPS: usize = 200_000;
 
-/// The state in which a filter is carried out. A value that may be anything is `None`.
+/// The state of a filter's execution. An unknown value is `None`.
 #[derive(Clone, Copy, Debug)]
 struct State {
     at: usize,
@@ -168,24 +169,24 @@ struct State {
     memory: [Option<u32>; 16],
 }
 
-/// The name of the first call of the agent's that these filters do not allow.
+/// The name of the first system call of the agent that these filters do not allow; `None` if they allow all.
 pub fn forbidden(filters: &[Vec<FilterInstruction>]) -> Option<&'static str> {
     CALLS.iter().find(|call| !filters.iter().all(|filter| allows(filter, call))).map(|call| call.name)
 }
 
-/// As [`forbidden`], for an agent that was loaded with its program, and for a single filter.
+/// As [`forbidden`], for one filter and an agent that is loaded with its program.
 pub fn forbidden_when_loaded(filter: &[FilterInstruction]) -> Option<&'static str> {
     CALLS.iter().chain(OF_LOADED).find(|call| !allows(filter, call)).map(|call| call.name)
 }
 
-/// Flags of `clone` with which these filters let the agent's first thread be made. They give the thread root and
-/// working directory of its own, if the filters allow that.
+/// Flags of `clone` with which these filters let the agent's first thread be made. If possible, the thread gets a root
+/// and a working directory of its own.
 pub fn first_thread(filters: &[Vec<FilterInstruction>]) -> u64 {
     let apart = call_with("clone", libc::SYS_clone, [Some(FIRST_THREAD), None, None]);
     if filters.iter().all(|filter| allows(filter, &apart)) { FIRST_THREAD } else { OTHER_THREADS }
 }
 
-/// Whether a filter allows a call, whatever its unknown arguments are.
+/// Whether a filter allows a call for all values of its unknown arguments.
 pub fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
     let mut open = vec![State { at: 0, a: Some(0), x: Some(0), memory: [Some(0); 16] }];
     let mut steps = 0;
@@ -197,7 +198,7 @@ pub fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
                 Next::Goes => {}
                 Next::Forks(other) => open.push(State { at: other, ..state }),
                 Next::Returns(Some(action)) if [ALLOW, LOG].contains(&(action & ACTION)) => break,
-                // Error 0 would look like an answer.
+                // The caller would take error 0 for an answer.
                 Next::Returns(Some(action)) if call.or_error && action & ACTION == ERROR && action != ERROR => break,
                 Next::Returns(_) | Next::Unknown => return false,
             }
@@ -206,19 +207,19 @@ pub fn allows(filter: &[FilterInstruction], call: &AgentCall) -> bool {
     true
 }
 
-/// The step that follows an instruction.
+/// What follows an instruction.
 enum Next {
-    /// The filter goes on at the instruction that the state holds.
+    /// The filter goes on at the instruction that the state names.
     Goes,
-    /// A branch on an unknown value: the filter may go on at the instruction that the state holds, or at this one.
+    /// A branch on an unknown value: the filter may go on at the instruction that the state names, or at this one.
     Forks(usize),
-    /// The filter's answer.
+    /// The filter ends with this answer; `None` if it is not known.
     Returns(Option<u32>),
-    /// The kernel would not have accepted a filter with this instruction.
+    /// The kernel accepts no filter with this instruction.
     Unknown,
 }
 
-/// Carries out one instruction. Codes are those of `linux/bpf_common.h`.
+/// Executes one instruction. Codes are those of `linux/bpf_common.h`.
 fn step(instruction: FilterInstruction, state: &mut State, call: &AgentCall) -> Next {
     let FilterInstruction { code, jt, jf, k } = instruction;
     let cell = k as usize % 16;
@@ -289,7 +290,8 @@ fn branch(operation: u16, operand: Option<u32>, (jt, jf): (u8, u8), state: &mut 
     Next::Goes
 }
 
-/// A word of what a filter looks at: number, architecture, instruction, arguments.
+/// A word of the data that a filter can read (number, architecture, address of the instruction, arguments); `None` if
+/// it is not known.
 fn load(offset: u32, call: &AgentCall) -> Option<u32> {
     match offset {
         0 => u32::try_from(call.number).ok(),
@@ -298,7 +300,7 @@ fn load(offset: u32, call: &AgentCall) -> Option<u32> {
             let value = (*call.arguments.get((offset as usize - 16) / 8)?)?;
             Some(if offset.is_multiple_of(8) { value as u32 } else { (value >> 32) as u32 })
         }
-        // The address of the instruction.
+        // The address of the calling instruction.
         _ => None,
     }
 }
@@ -347,7 +349,7 @@ mod tests {
             let found = forbidden(&[all_but(libc::SYS_get_mempolicy as u32, its)]);
             assert_eq!(found, (!expected).then_some("get_mempolicy"), "{its:x}");
         }
-        // Of another architecture: not even looked at.
+        // The filter kills only calls of another architecture, which the agent does not make.
         assert_eq!(forbidden(&[vec![load_word(4), if_equal(ARCHITECTURE, 0, 1), answer(ALLOW), answer(KILL)]]), None);
     }
 
@@ -450,7 +452,7 @@ mod tests {
                 let begin = [instruction(0x01, 0, 0, x), instruction(0x00, 0, 0, a), instruction(code, 0, 1, to)];
                 assert_eq!(forbidden(&[[&begin[..], &answers].concat()]), None, "{code:x} {a} {to}");
             }
-            // The same of a value that may be anything goes both ways.
+            // The same branch on an unknown value is followed both ways.
             let begin = [load_word(8), instruction(code, 0, 1, to)];
             assert!(forbidden(&[[&begin[..], &answers].concat()]).is_some(), "{code:x}");
         }

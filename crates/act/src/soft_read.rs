@@ -1,7 +1,8 @@
-//! Reading this process's memory while another thread may unmap it. A page that is gone ends the read without harm.
+//! Reads this process's memory while another thread may unmap it. At a page that is not mapped any more, the read ends
+//! without harm.
 //!
-//! The kernel copies the pages to a file (`pwrite`). Where there is nothing to read, the call stops with `EFAULT` and
-//! no signal is sent. It costs as much as a copy made by the process itself.
+//! The kernel copies the pages to a memory file (`pwrite`). Where nothing is mapped, the call stops with `EFAULT` and
+//! no signal is sent. This takes as much time as a copy made by the process itself.
 
 use crate::apart::map_apart;
 use crate::member_memory::write_pages;

@@ -1,4 +1,4 @@
-//! A process that stands by: it does nothing until the process that made it has ended, and takes its place then.
+//! A standby: a process that does nothing until the process that made it has ended, and takes its place then.
 //!
 //! ```text
 //!   a process            its standby
@@ -7,8 +7,8 @@
 //!                         executes the same program   with the descriptors that the journal names, and no others
 //! ```
 //!
-//! Both have one table of files (`CLONE_FILES`). A descriptor that the kernel has just given to the first, as of a child's
-//! userfaultfd, is the standby's at the same instant.
+//! Both share one table of files (`CLONE_FILES`). A descriptor that the kernel has just given to the first process,
+//! such as a child's userfaultfd, is the standby's at the same instant.
 
 use crate::follow::Follower;
 use crate::journal::{About, Journal};
@@ -40,8 +40,9 @@ impl Standby {
         list.push(std::ptr::null());
         let own_end = pidfd_open(getpid(), PidfdFlags::empty())?;
         let flags = libc::CLONE_FILES | libc::SIGCHLD;
-        // SAFETY: the child is a copy of this thread alone, on a copy of its stack. Until it executes another program it makes
-        // system calls, allocates nothing and takes no lock. So it does not matter what other threads were doing.
+        // SAFETY: the child is a copy of this thread alone, on a copy of its stack. Until it executes another program
+        // it makes system calls, allocates nothing and takes no lock. So it does not matter what other threads were
+        // doing.
         let pid = match unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } {
             0 => stand_by(own_end.as_raw_fd(), journal, &list),
             pid => i32::try_from(pid).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw),
@@ -63,14 +64,15 @@ impl AsFd for Standby {
     }
 }
 
-/// The standby's life.
+/// What the standby does: it waits for the end of the process that made it, and executes this program if the journal
+/// names children.
 fn stand_by(end: i32, journal: &Journal, arguments: &[*const c_char]) -> ! {
     let mut waited = libc::pollfd { fd: end, events: libc::POLLIN, revents: 0 };
     while waited.revents == 0 {
         // SAFETY: the kernel writes to `waited` alone. The time is none: it waits.
         unsafe { libc::syscall(libc::SYS_poll, &raw mut waited, 1, -1) };
     }
-    // Only the standby has this table of files now. If the standby ended, all sockets would be closed.
+    // Now only the standby has this table of files. If it ended, all sockets and userfaultfds would be closed.
     if !journal.is_empty() {
         let keep = |number: i32| {
             // SAFETY: the call takes numbers, and changes a mark.
@@ -92,30 +94,31 @@ fn stand_by(end: i32, journal: &Journal, arguments: &[*const c_char]) -> ! {
     }
 }
 
-/// A child that a successor is to follow.
+/// A forked child that the new process has to follow.
 #[derive(Debug)]
 pub struct Inherited {
-    /// Its follower, which knows all that its predecessor knew.
+    /// Its follower, which knows all that the killed process knew.
     pub follower: Follower,
-    /// Facts about the child: the number of the member's socket, the layout in memory.
+    /// Facts about the child: the descriptor number of the member's socket, and the layout of the address space.
     pub about: About,
 }
 
-/// All that a successor has of its predecessor.
+/// All that the new process takes over from the killed one.
 #[derive(Debug)]
 pub struct Inheritance {
-    /// Children.
+    /// The forked children.
     pub children: Vec<Inherited>,
-    /// Sockets of members that may take children back, and their numbers.
+    /// Sockets of members whose agents may take children over, with their descriptor numbers.
     pub sockets: Vec<(i32, OwnedFd)>,
 }
 
 impl Inheritance {
-    /// Takes over what the journal names whose file has this number, and closes all other files but standard input, output and
-    /// error. To be called at the start of the program that a [standby](Standby) has executed.
+    /// Takes over what the journal names, and closes all other files but standard input, output and error. `journal` is
+    /// the descriptor number of the journal's file. To be called at the start of the program that a [standby](Standby)
+    /// has executed.
     ///
     /// # Errors
-    /// There is no journal, or files are in use already.
+    /// There is no journal, or the process has several threads already.
     pub fn take(journal: i32) -> io::Result<Self> {
         if std::fs::read_dir("/proc/self/task")?.count() != 1 || journal < 3 {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -36,28 +36,28 @@ const CODE_64: u64 = 0x33;
 const ARCHITECTURE: u32 = 0xc000_003e;
 /// Most instructions of a filter: the kernel's `BPF_MAXINSNS`.
 const FILTER_LONGEST: usize = 4096;
-/// Most filters of a thread that are read. The kernel allows no more with that many instructions.
+/// Most filters of a thread that are read. The kernel allows fewer, because it limits the instructions of all filters.
 const MOST_FILTERS: usize = 32768;
 
-/// Pause between two looks whether a thread has stopped: 10 us.
+/// Pause between two checks whether a thread has stopped: 10 us.
 const PAUSE: Duration = Duration::from_micros(10);
 
 /// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It was asked to stop ([`Tracee::interrupt`]), or is new.
+    /// The thread was asked to stop ([`Tracee::interrupt`]), or is new.
     Asked,
-    /// Its whole process is stopped (`SIGSTOP`), and it waits for `SIGCONT`.
+    /// The whole process is stopped (`SIGSTOP`), and the thread waits for `SIGCONT`.
     Suspended,
-    /// It has begun or ended a system call ([`Resume::ToSystemCall`]).
+    /// The thread has begun or ended a system call ([`Resume::ToSystemCall`]).
     SystemCall,
-    /// It has made a thread, which is stopped, too.
+    /// The thread has made this thread, which is stopped, too.
     Cloned(Pid),
-    /// It is about to take this signal, which it gets when it is told to go on with it.
+    /// The thread is about to get this signal. It gets the signal only if it is resumed with it.
     Signal(i32),
-    /// Something else happened to it.
+    /// Something else happened to the thread.
     Other,
-    /// It has ended.
+    /// The thread has ended.
     Ended,
 }
 
@@ -68,7 +68,7 @@ pub enum Resume {
     Freely,
     /// Until it begins or ends a system call.
     ToSystemCall,
-    /// Not at all, until `SIGCONT` comes: after [`Stop::Suspended`].
+    /// Not at all until `SIGCONT` comes; for use after [`Stop::Suspended`].
     Listening,
 }
 
@@ -89,7 +89,7 @@ impl Tracee {
         Ok(Self { thread })
     }
 
-    /// A thread that a traced one has made, which is traced from its first instruction on, and in the same way.
+    /// A thread that a traced thread has made. It is traced in the same way, from its first instruction on.
     pub const fn of_clone(thread: Pid) -> Self {
         Self { thread }
     }
@@ -108,7 +108,7 @@ impl Tracee {
         unsafe { request(libc::PTRACE_INTERRUPT, self.thread, 0, 0) }
     }
 
-    /// The stop that the thread has come to; `None` if it runs.
+    /// The stop that the thread has reached; `None` if it runs.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -177,7 +177,8 @@ impl Tracee {
         }
     }
 
-    /// Sends the thread alone a signal. `SIGSTOP` stops its whole process, and the thread before it runs any code again.
+    /// Sends the thread alone a signal. `SIGSTOP` stops its whole process, and the thread before it runs any code
+    /// again.
     ///
     /// # Errors
     /// It has ended.
@@ -208,13 +209,13 @@ impl Tracee {
         unsafe { request(libc::PTRACE_SETREGS, self.thread, 0, std::ptr::from_ref(registers) as usize) }
     }
 
-    /// Whether the thread has stopped because it begins a system call. `false`: it has stopped at the end of a system
-    /// call, or for another reason.
+    /// Whether the thread is stopped at the beginning of a system call. `false`: it is stopped at the end of one, or
+    /// for another reason.
     pub fn begins_call(&self) -> bool {
         self.call_info().is_ok_and(|info| info.op == libc::PTRACE_SYSCALL_INFO_ENTRY)
     }
 
-    /// Whether the stopped thread is in 64-bit mode, and not in a system call of another architecture's.
+    /// Whether the stopped thread is in 64-bit mode, and not in a 32-bit system call.
     pub fn is_64_bit(&self) -> bool {
         let is_code = self.registers().is_ok_and(|registers| registers.cs == CODE_64);
         is_code && self.call_info().is_ok_and(|info| info.arch == ARCHITECTURE)
@@ -264,7 +265,7 @@ impl Tracee {
         unsafe { request(libc::PTRACE_SETSIGMASK, self.thread, size_of::<u64>(), &raw const mask as usize) }
     }
 
-    /// The filters of system calls (seccomp) of the stopped thread. Each call takes the strictest answer of all.
+    /// The seccomp filters of the stopped thread. For each system call, the strictest answer of all filters counts.
     ///
     /// # Errors
     /// `EACCES`: this process lacks `CAP_SYS_ADMIN`, or is filtered itself. `ESRCH`: the thread is not stopped.
@@ -318,7 +319,7 @@ impl Drop for Tracee {
     }
 }
 
-/// How a thread is traced.
+/// Options with which a thread is traced.
 const fn options(follow: bool) -> c_int {
     libc::PTRACE_O_TRACESYSGOOD | if follow { libc::PTRACE_O_TRACECLONE } else { 0 }
 }
@@ -345,7 +346,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Registers as words, in the kernel's order.
+/// Registers as words, in the order of the kernel's structure.
 pub const fn words_of(registers: Registers) -> [u64; REGISTERS] {
     // SAFETY: the structure is so many words, and any bits are words.
     unsafe { std::mem::transmute(registers) }
@@ -357,21 +358,22 @@ pub const fn registers_of(words: [u64; REGISTERS]) -> Registers {
     unsafe { std::mem::transmute(words) }
 }
 
-/// Another process that has the same memory. `None` where the kernel does not tell.
+/// Another process that shares the memory of process `pid` (`CLONE_VM`); `None` if there is none, or the kernel does
+/// not tell.
 pub fn sharer_of_memory(pid: u32) -> Option<u32> {
     let others = host::pids().unwrap_or_default();
     let own = host::thread_with_memory(pid);
     others.into_iter().find(|other| *other != pid && share_memory(own, host::thread_with_memory(*other)))
 }
 
-/// Whether two processes have the same memory. False where the kernel does not tell.
+/// Whether two processes share their memory. `false` if the kernel does not tell.
 fn share_memory(one: u32, other: u32) -> bool {
     /// `KCMP_VM`.
     const MEMORY: libc::c_int = 1;
     share(one, other, MEMORY)
 }
 
-/// Whether two threads have the same table of open files. False where the kernel does not tell.
+/// Whether two threads share a table of open files. `false` if the kernel does not tell.
 pub fn share_files(one: Pid, other: Pid) -> bool {
     /// `KCMP_FILES`.
     const FILES: libc::c_int = 2;

@@ -1,8 +1,8 @@
-//! userfaultfd, for a process that handles faults in its own memory. It takes pages out of reach and puts them back
-//! (`UFFDIO_MOVE`), keeps writers out, and notes which pages were written.
+//! userfaultfd, for a process that handles faults in its own memory. It moves pages to other addresses and back
+//! (`UFFDIO_MOVE`), keeps writers out by write protection, and notes which pages were written.
 //!
-//! A thread that touches a page out of reach, or writes a protected one, sleeps. It is woken by [`Userfault::wake`], by
-//! [`Userfault::unregister`] or by a call that places the page, and then tries again.
+//! A thread that touches a page that was moved away, or writes a protected one, sleeps. It is woken by
+//! [`Userfault::wake`], by [`Userfault::unregister`] or by a call that maps the page, and then tries again.
 //!
 //! For *followed* memory, the kernel also sends messages ([`Userfault::next_message`]) about discards, moves and forks,
 //! by any thread and system call.
@@ -14,9 +14,9 @@
 //!
 //! As long as a message is unread, all calls here that place, move or protect pages fail with `EAGAIN`.
 //!
-//! Several processes may have a userfaultfd open that looks after a forked child. One of them can *claim* it, and the others
-//! leave its messages alone from then on. A claim is a lock of the file (`F_OFD_SETLK`), which all of them see. It does not end when
-//! one of several descriptors is closed, as locks by process do (`F_SETLK`).
+//! Several processes may have the userfaultfd of a forked child open. One of them can *claim* it, and the others read
+//! no messages from then on. A claim is a lock of the file (`F_OFD_SETLK`), which all of them see. It does not end when
+//! one of several descriptors is closed, as a lock of a process does (`F_SETLK`).
 //!
 //! Errors are bare numbers (`Errno`), because callers must not allocate memory.
 
@@ -106,7 +106,7 @@ pub enum Message {
     Fault(HostVirt, Fault),
     /// These pages are about to be discarded.
     Discard(PageRange),
-    /// Pages were moved from one place to another, as many as the range has.
+    /// These pages were moved to that address.
     Moved(PageRange, HostVirt),
     /// The process forked; this userfaultfd is the child's.
     Forked(Userfault),
@@ -114,14 +114,14 @@ pub enum Message {
     Other,
 }
 
-/// The reason why a touch of a page makes a thread sleep.
+/// Why a thread sleeps that has touched a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// There is no page.
     Missing,
-    /// The page table has no entry for the file's page.
+    /// The page table has no entry for the page, which the file has.
     Absent,
-    /// It is protected against writing.
+    /// The page is write-protected.
     Protected,
 }
 
@@ -135,7 +135,7 @@ const _: () = assert!(size_of::<Record>() == size_of::<linux_raw_sys::general::u
 pub struct Moved {
     /// Number of pages moved, from the first on.
     pub pages: u64,
-    /// The error that stopped the move at the next page.
+    /// The error that stopped the move at the next page; `None` if all pages were moved.
     pub stopped_by: Option<Errno>,
 }
 
@@ -143,7 +143,8 @@ pub struct Moved {
 #[derive(Debug)]
 pub struct Userfault(OwnedFd);
 
-/// Another descriptor of the file that a thread of this process has open under `number`, in a table of files of its own.
+/// Another descriptor of the file that a thread of this process has open under `number`, in a table of files of its
+/// own.
 ///
 /// # Errors
 /// The thread or the file is gone, or the kernel is older than 6.9.
@@ -172,8 +173,9 @@ impl Userfault {
         host::open_userfaultfd().map(Self)
     }
 
-    /// Begins to serve a purpose. Another process than the opener may call this: forks are then reported by that
-    /// process's right. The faults handled are those of the opener's address space all the same.
+    /// Initialises the userfaultfd for a purpose (`UFFDIO_API`). A process other than the opener may call this: the
+    /// right to have forks reported is then that process's. The userfaultfd still handles faults of the opener's
+    /// address space.
     ///
     /// # Errors
     /// `EPERM`: the caller may not; `EINVAL`: the kernel lacks a feature that the purpose needs, or this was called
@@ -209,19 +211,20 @@ impl Userfault {
     /// No descriptor is left, or the kernel is short of memory for the lock.
     pub fn claim(&self) -> io::Result<Claim> {
         let claim = Claim(self.0.try_clone()?);
-        // The kernel opens userfaultfds for reading only, so this is all that can be locked. Nobody else locks them.
+        // The kernel opens userfaultfds for reading only, so only read locks can be set. Nothing but claims locks these
+        // files.
         lock(self.0.as_fd(), libc::F_OFD_SETLK, libc::F_RDLCK)?;
         Ok(claim)
     }
 
-    /// Whether a process has [claimed](Userfault::claim) the userfaultfd. If the kernel does not answer, it counts as
+    /// Whether a process has [claimed](Userfault::claim) the userfaultfd. If the kernel gives no answer, it counts as
     /// claimed.
     pub fn is_claimed(&self) -> bool {
         lock(self.0.as_fd(), libc::F_GETLK, libc::F_WRLCK).map_or(true, |found| found != libc::F_UNLCK)
     }
 
-    /// Sets `O_NONBLOCK`. Another process that has the same file open may have cleared it. Without it, `poll` says at all times
-    /// that the file can be read.
+    /// Sets `O_NONBLOCK`, which another process with the same open file may have cleared. Without it, `poll` always
+    /// reports that the file can be read.
     pub fn do_not_wait(&self) {
         let _ = rustix::fs::fcntl_setfl(&self.0, rustix::fs::OFlags::NONBLOCK);
     }
@@ -249,7 +252,7 @@ impl Userfault {
         }
     }
 
-    /// Begins to handle accesses to a range. Accesses handled there already stay so.
+    /// Begins to handle accesses to a range. Kinds of accesses that are handled there already stay so.
     ///
     /// # Errors
     /// A part of the range is memory that cannot be registered, or is registered with another userfaultfd (`EBUSY`).
@@ -266,7 +269,7 @@ impl Userfault {
         unsafe { self.ioctl(UFFDIO_REGISTER, &raw mut argument) }
     }
 
-    /// Ends the handling of a range, lifts its protection and wakes the threads that sleep on it.
+    /// Ends the handling of a range, lifts its write protection and wakes the threads that sleep on it.
     ///
     /// # Errors
     /// A part of the range is memory that cannot be registered.
@@ -274,8 +277,8 @@ impl Userfault {
         let mut argument = raw(range);
         // SAFETY: `argument` is the struct that this ioctl reads, and outlives the call.
         let result = unsafe { self.ioctl(UFFDIO_UNREGISTER, &raw mut argument) };
-        // The kernel wakes those who wait for a missing page, and ends the handling after that. Those who touch the page
-        // in between, and writers, would sleep for ever.
+        // The kernel wakes threads that wait for a missing page, and ends the handling after that. Without this call,
+        // threads that touch the page in between, and threads that wait to write, would sleep for ever.
         let _ = self.wake(range);
         result
     }
@@ -290,7 +293,8 @@ impl Userfault {
         unsafe { self.ioctl(UFFDIO_WAKE, &raw mut argument) }
     }
 
-    /// Write-protects a registered range, or lifts the protection and wakes the writers that sleep.
+    /// Write-protects a registered range (`keep_out`), or lifts the protection and wakes the threads that wait to
+    /// write.
     ///
     /// # Errors
     /// The range is not registered for write protection.
@@ -300,16 +304,16 @@ impl Userfault {
         unsafe { self.ioctl(UFFDIO_WRITEPROTECT, &raw mut argument) }
     }
 
-    /// Moves pages without copying them. Each page moves atomically. A thread that then touches the place that a page
-    /// has left sleeps, if the place is registered as [`Watch::Missing`]. The kernel stops at a page that is pinned
-    /// for DMA, shared with a forked process, not private anonymous memory, or absent. As many pages as a huge page has
-    /// are refused (`EINVAL`).
+    /// Moves pages without copying them. Each page moves atomically. If `from` is registered as [`Watch::Missing`], a
+    /// thread that touches a page there after it was moved sleeps. The kernel stops at a page that is pinned for DMA,
+    /// shared with a forked process, not private anonymous memory, or absent. Ranges as large as a huge page are
+    /// refused (`EINVAL`).
     ///
     /// # Safety
     /// `from` loses its content. Until it was moved back or replaced, no code may rely on that content, except for
-    /// threads that sleep in the fault of a touch. `to` must be memory that no other code uses.
+    /// threads that sleep because they touched it. `to` must be memory that no other code uses.
     pub unsafe fn move_pages(&self, from: PageRange, to: HostVirt) -> Moved {
-        // The kernel splits a huge page of which a part is moved. Some kernels move whole ones wrongly.
+        // The kernel splits a huge page of which only a part is moved. Some kernels have bugs in moving a whole one.
         if from.pages >= HUGE_PAGES {
             return Moved { pages: 0, stopped_by: Some(Errno::INVAL) };
         }
@@ -326,7 +330,8 @@ impl Userfault {
         }
     }
 
-    /// Reads the next message, if there is one. This lets the thread go on that caused a discard, a move or a fork.
+    /// Reads the next message; `None` if there is none. After this, the thread that caused a discard, a move or a fork
+    /// goes on.
     ///
     /// # Errors
     /// No file descriptor is left for a child's userfaultfd (the message is then still unread), or the kernel refused.
@@ -353,8 +358,8 @@ impl Userfault {
         }
     }
 
-    /// Maps the file's own pages where the page table has no entries, and wakes the threads that sleep on them. The
-    /// range must be one mapping, or a part of one. Returns the number of pages mapped, from the first on.
+    /// Maps the pages that the file has at addresses without page-table entries, and wakes the threads that sleep on
+    /// them. The range must lie in one mapping. Returns the number of pages mapped, from the first on.
     ///
     /// # Errors
     /// `EEXIST`: the first page has an entry; `EAGAIN`: a message is unread; `ESRCH`: the address space is gone.
@@ -366,7 +371,7 @@ impl Userfault {
         done(result, argument.mapped, range)
     }
 
-    /// Maps pages of zeros where the page table has no entries; otherwise as [`Userfault::map_present`].
+    /// Maps pages of zeros at addresses without page-table entries; otherwise as [`Userfault::map_present`].
     ///
     /// # Errors
     /// As for [`Userfault::map_present`].
@@ -377,8 +382,8 @@ impl Userfault {
         done(result, argument.zeropage, range)
     }
 
-    /// Maps copies of pages of the calling process where the page table has no entries. Returns the number of pages
-    /// copied, from the first on.
+    /// Copies pages of the calling process to addresses without page-table entries. Returns the number of pages copied,
+    /// from the first on.
     ///
     /// # Errors
     /// As for [`Userfault::map_present`].
@@ -390,8 +395,8 @@ impl Userfault {
         done(result, argument.copy, to)
     }
 
-    /// Marks pages as failed where the page table has no entries: threads that touch them get `SIGBUS`, and system calls
-    /// `EFAULT`. Returns the number of pages marked, from the first on.
+    /// Marks addresses without page-table entries as failed memory: threads that touch them get `SIGBUS`, and system
+    /// calls `EFAULT`. Returns the number of pages marked, from the first on.
     ///
     /// # Errors
     /// As for [`Userfault::map_present`].
@@ -414,8 +419,8 @@ impl Drop for Claim {
     }
 }
 
-/// Sets a lock on a whole file, or asks the kernel for a lock that conflicts. Returns the kind of lock that the kernel
-/// names.
+/// Sets a lock on a whole file, or asks which lock conflicts with it (`F_GETLK`). Returns the kind of lock that the
+/// kernel answers with.
 fn lock(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: all bits zero are a lock of the whole file.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -431,7 +436,7 @@ impl AsFd for Userfault {
     }
 }
 
-/// Number of pages that a call has done, even if it stopped before the end; the error if it has done none.
+/// Number of pages that a call has handled, even if it stopped before the end; the error if it has handled none.
 fn done(result: Result<(), Errno>, bytes: i64, range: PageRange) -> Result<u64, Errno> {
     match (result, u64::try_from(bytes)) {
         (Ok(()), _) => Ok(range.pages),

@@ -1,16 +1,19 @@
-//! The agent's own memory: one reserved address range, from which everything comes that the agent allocates.
+//! The agent's own memory: one reserved address range, in which the agent allocates everything.
 //!
 //! The program's heap is not used, for two reasons. Its lock may be held by a thread that waits for the agent. And its
-//! pages may be enrolled, so a thread that touches them in the fold critical section would wait for itself.
+//! pages may be enrolled: a thread of the agent that touches one in the critical section of a fold would wait for
+//! itself.
 //!
-//! The range is reserved without access rights and opened step by step. So a kernel that accounts for promised memory
-//! counts only the opened part. The range is never enrolled, because no hook sees it being mapped, and it never
-//! shrinks.
+//! The range is reserved without access rights, and made accessible step by step. So a kernel that accounts for memory
+//! (overcommit) counts only the accessible part. The range is never enrolled, because no hook sees it being mapped, and
+//! it never shrinks.
 //!
-//! `dlmalloc` hands memory out under a lock that does not block signals. Every caller has them blocked already, being
-//! one of the agent's threads or holding the table's lock. While the library is being loaded, nobody can interrupt it.
+//! `dlmalloc` allocates under a lock that does not block signals. Every caller has them blocked already, as one of the
+//! agent's threads or as a holder of the table's lock. While the library is being loaded, no signal handler of the
+//! program runs.
 //!
-//! A forked child that enrols begins with an arena of its own ([`begin_anew`]). Its parent's stays mapped, and is only read.
+//! A forked child that enrols begins with an arena of its own ([`begin_anew`]). The parent's arena stays mapped in the
+//! child, and is only read.
 
 use crate::lock::Lock;
 use crate::{raw, world};
@@ -26,16 +29,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Sizes to try to reserve, in bytes, the largest first. 4 GiB hold the table of some 800 GiB of touched memory. The
 /// smaller ones are for programs whose address space is limited.
 const SIZES: [usize; 4] = [4 << 30, 1 << 30, 128 << 20, 16 << 20];
-/// Step by which the range is opened, in bytes.
+/// Step by which the range is made accessible, in bytes.
 const STEP_BYTES: usize = 1 << 20;
-/// Memory that is kept open in advance, in bytes, so that hooks always find room for their notes.
+/// Memory that is made accessible in advance, in bytes, so that hooks always have memory for their notes.
 const HEADROOM_BYTES: usize = 1 << 20;
 
 /// Beginning of the reserved range; 0 before it is reserved.
 static START: AtomicUsize = AtomicUsize::new(0);
 /// End of the reserved range; 0 before it is reserved.
 static END: AtomicUsize = AtomicUsize::new(0);
-/// End of the part that was given to dlmalloc, or mapped.
+/// End of the part that was handed out: to dlmalloc, or by [`map`].
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// End of the readable and writable part.
 static OPENED: AtomicUsize = AtomicUsize::new(0);
@@ -45,7 +48,7 @@ struct Reserved;
 
 static HEAP: Lock<Dlmalloc<Reserved>> = Lock::new(Dlmalloc::new_with_allocator(Reserved));
 
-/// The allocator for all Rust code of the library.
+/// The allocator for all Rust code of the agent.
 #[derive(Debug)]
 pub struct Arena;
 
@@ -58,7 +61,7 @@ pub fn range() -> PageRange {
     PageRange { start: HostVirt(start as u64), pages: (end.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
-/// Whether an address lies in the arena. The agent's threads are known by their stacks, which do.
+/// Whether an address lies in the arena. The agent's threads are known by their stacks, which lie there.
 pub fn holds(address: usize) -> bool {
     (START.load(Ordering::Acquire)..END.load(Ordering::Acquire)).contains(&address)
 }
@@ -68,21 +71,22 @@ pub fn is_own_thread() -> bool {
     !world::is_hooked() || holds(raw::stack())
 }
 
-/// The part of the range that was ever handed out. Pages of it that nobody has touched take no memory: most of each
-/// stack.
+/// The part of the range that was ever handed out. Pages in it that nobody has touched take no memory, such as most
+/// pages of each stack.
 pub fn handed_out() -> PageRange {
     let (start, used) = (START.load(Ordering::Acquire), USED.load(Ordering::Acquire));
     PageRange { start: HostVirt(start as u64), pages: (used.saturating_sub(start) >> PAGE_SHIFT) as u64 }
 }
 
-/// Makes sure that `bytes` bytes can be allocated without asking the kernel. Returns `false` if the kernel opens no
-/// more of the range.
+/// Makes sure that `bytes` bytes can be allocated without asking the kernel. Returns `false` if the kernel makes no
+/// more of the range accessible.
 pub fn ensure(bytes: usize) -> bool {
     let _held = HEAP.lock_only();
     reserve() && open_to(USED.load(Ordering::Relaxed).saturating_add(bytes).saturating_add(HEADROOM_BYTES))
 }
 
-/// Maps zeroed memory that is never given back: a stack, a buffer. An inaccessible page lies below it.
+/// Maps zeroed memory that is never given back, for a stack or a buffer. The page below it is inaccessible. `None` if
+/// there is no memory.
 pub fn map(bytes: usize) -> Option<PageRange> {
     let _held = HEAP.lock_only();
     let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
@@ -92,8 +96,8 @@ pub fn map(bytes: usize) -> Option<PageRange> {
     Some(PageRange { start: HostVirt((start + PAGE_BYTES) as u64), pages: (bytes >> PAGE_SHIFT) as u64 })
 }
 
-/// Begins an empty heap. Everything that was allocated before stays as it is, for ever. For a forked child: its copy of
-/// the parent's heap may be half changed. Other threads of the parent may have been allocating at the fork.
+/// Begins with an empty heap; all former allocations stay as they are for ever. For a forked child: its copy of the
+/// parent's heap may be inconsistent, because other threads of the parent may have been allocating at the fork.
 ///
 /// # Safety
 /// The calling thread is the only one, and holds no memory of the arena that it is going to change.
@@ -103,13 +107,14 @@ pub(crate) unsafe fn begin_anew() {
     unsafe { HEAP.begin_anew(Dlmalloc::new_with_allocator(Reserved)) };
 }
 
-/// The sizes to try. A program whose address space is limited (`RLIMIT_AS`) loses a sixteenth of it at most, or the smallest size.
+/// The sizes to try. In a program whose address space is limited (`RLIMIT_AS`), the arena takes a sixteenth of the
+/// limit at most, or else the smallest size.
 fn sizes(limit: Option<u64>) -> impl Iterator<Item = usize> {
     let most = limit.map_or(usize::MAX, |limit| (limit / 16) as usize);
     SIZES.into_iter().filter(move |bytes| *bytes <= most || *bytes == SIZES[SIZES.len() - 1])
 }
 
-/// Reserves the range, once.
+/// Reserves the range, if that was not done before. `false`: there is no address space.
 fn reserve() -> bool {
     if START.load(Ordering::Relaxed) != 0 {
         return true;
@@ -145,7 +150,7 @@ fn reserve() -> bool {
     false
 }
 
-/// Makes the range readable and writable up to `wanted`.
+/// Makes the range readable and writable up to `wanted`. `false`: the range is shorter, or the kernel refuses.
 fn open_to(wanted: usize) -> bool {
     let opened = OPENED.load(Ordering::Relaxed);
     if wanted <= opened {
@@ -165,14 +170,15 @@ fn open_to(wanted: usize) -> bool {
     raw::error(answer).is_none()
 }
 
-/// Takes whole pages of zeros.
+/// Takes whole pages of zeros from the range. `None` if the range is used up, or the kernel makes no more of it
+/// accessible.
 fn take(bytes: usize) -> Option<usize> {
     if !reserve() {
         return None;
     }
     let start = USED.load(Ordering::Relaxed);
     let end = start.checked_add(bytes)?;
-    // The headroom is for hooks as long as the kernel opens more of the range. When it does not, use the headroom up.
+    // The headroom is meant for hooks. It is used up only if the kernel makes no more of the range accessible.
     if end > END.load(Ordering::Relaxed) || !(open_to(end.saturating_add(HEADROOM_BYTES)) || open_to(end)) {
         return None;
     }

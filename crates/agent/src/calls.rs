@@ -1,11 +1,11 @@
-//! System calls that the agent makes in the program's place, and what it notes of them.
+//! System calls that the agent makes on behalf of the program, and what it notes of them in the table.
 
 use crate::raw::{self, Answer};
 use crate::table::{Advice, Shut, Table, Traits};
 use crate::{arena, maps};
 use page::{HostVirt, PAGE_BYTES, PAGE_SHIFT, PageRange};
 
-/// Memory that adding an extent to the table may allocate, in bytes.
+/// Upper bound of the bytes that are allocated when a range is added to the table.
 const EXTENT_BYTES: usize = 16 << 10;
 
 /// The pages of `bytes` bytes from `start` on, as the kernel counts them; `None` for a range that the kernel will
@@ -39,8 +39,8 @@ pub fn ask(table: &mut Table, range: PageRange, traits: Traits) {
 /// Maps fresh anonymous memory in the place of a range, with the protection and the advice that the range had.
 pub fn map_fresh(range: PageRange, traits: Traits) -> Answer {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // From Linux 6.7 on, `MAP_STACK` means no more than advice against huge pages. Given at once, it lets the mapping join
-    // its neighbours.
+    // From Linux 6.7 on, `MAP_STACK` means no more than advice against huge pages. Given at once, it lets the mapping
+    // join its neighbours.
     let against_huge = if traits.advice.huge == Some(false) { libc::MAP_STACK } else { 0 };
     let flags = (flags | against_huge) as usize;
     let arguments = [range.start.0 as usize, bytes(range), usize::from(traits.access), flags, usize::MAX, 0];
@@ -66,7 +66,7 @@ pub fn give_advice(range: PageRange, traits: Traits) {
     }
 }
 
-/// The answer that stands for this error.
+/// The answer of a system call that fails with this error.
 pub const fn refuse(error: i32) -> Answer {
     -(error as Answer)
 }

@@ -1,9 +1,9 @@
-//! Collapses pieces of memory where folding is of no use any more. Two megabytes become one mapping again, and a huge
-//! page where the program wants huge pages.
+//! Collapses pieces of memory in which folding is no longer of use. A piece of 2 MiB becomes one mapping again, and one
+//! huge page if the program wants huge pages.
 //!
-//! Folding cuts memory into mappings and splits huge pages. Pages that were broken stay in mappings of the pool's
-//! file, where the kernel makes no huge page of them. A piece in which next to nothing is folded any more is
-//! collapsed, and so is one that is to be unfolded:
+//! Folding cuts memory into mappings and splits huge pages. Broken pages stay in mappings of the pool's file, in which
+//! the kernel makes no huge pages. A piece is collapsed if next to nothing of it is folded any more, or if it is being
+//! unfolded:
 //!
 //! ```text
 //!   map memory of our own with the same traits, all of it present: as a huge page, if one can be had
@@ -34,16 +34,17 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use wire::prove::Proof;
 
-/// Shortest time between two searches for pieces, and their share of a processor: 30 s, 1/1000.
+/// Shortest time between two searches for pieces, and the share of a processor's time that searches may take: 30 s,
+/// 1/1000.
 const LOOK_EVERY: (Duration, u32) = (Duration::from_secs(30), 1000);
-/// Share of a processor that collapsing pieces may take: 1/20.
+/// Share of a processor's time that collapsing pieces may take: 1/20.
 const SHARE: u32 = 20;
 /// Shortest and longest time before a piece that could not be collapsed is tried again: 1 min, 1 h.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// The pieces that are to be collapsed, and when.
 pub struct Collapse {
-    /// Pieces that the last search found, the first one last.
+    /// Pieces that the last search has found, in reverse order.
     places: Vec<PageRange>,
     look_due: Instant,
     next: Instant,
@@ -52,7 +53,7 @@ pub struct Collapse {
 }
 
 impl Collapse {
-    /// Before the first search.
+    /// The state before the first search.
     pub fn new(now: Instant) -> Self {
         Self { places: Vec::new(), look_due: now + LOOK_EVERY.0, next: now, failed: BTreeMap::new() }
     }
@@ -62,7 +63,8 @@ impl Collapse {
         self.look_due = now;
     }
 
-    /// The next piece in which all but `most` pages are small ones of the member's own, and its traits.
+    /// The next piece in which at most `most` pages are not small private pages of the member, and its traits; `None`
+    /// if there is none, or it is not time for one.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -123,13 +125,14 @@ impl Collapse {
     }
 }
 
-/// Collapses a piece that is all the member's own: moves `copy` over it, which is as long. Says whether that was done.
+/// Collapses a piece whose pages are all private to the member: moves `copy` over it, which is as long. Returns whether
+/// that was done.
 ///
-/// `table` is the table's lock, held. The caller has seen in it that all of the piece may be folded. It asked
-/// `references` at `generation` or later, and called a witness for the piece.
+/// `table` is the table's lock, held. The caller has seen in it that all of the piece may be folded, has made a survey
+/// (`references`) at `generation` or later, and has called a witness for the piece.
 ///
 /// # Errors
-/// Memory or mappings are short, or the program looks after faults by itself.
+/// Memory or mappings are short, or the program has registered the piece with its own userfaultfd.
 pub fn collapse_piece(
     table: &mut Guard,
     (pagemap, notes, following, witness): (&Pagemap, Option<&Userfault>, &Following, &mut Witness),
@@ -163,22 +166,22 @@ pub fn collapse_piece(
         table.set_private(piece);
     } else {
         pooled.iter().for_each(|part| following.let_writers_in(*part));
-        // Lifts the protection, and wakes threads that sleep on it.
+        // Lifts the write protection, and wakes the threads that sleep because of it.
         private.iter().map(|part| following.watch().unregister(*part)).for_each(|_| ());
     }
-    // Wakes threads that sleep on a page of a replaced piece.
+    // Wakes threads that sleep on a page of a piece that was replaced.
     let _ = following.watch().wake(piece);
     result
 }
 
-/// The rest of a piece beside these parts of it, in order.
+/// The parts of a piece that are not among these parts of it, in order.
 fn gaps_of(piece: PageRange, parts: &[PageRange]) -> Vec<PageRange> {
     let mut known = PageSet::new();
     parts.iter().for_each(|part| known.insert(*part));
     known.missing(piece)
 }
 
-/// Makes every page of a piece the member's own, as a write does.
+/// Gives the member a private copy of every page of a piece, as writes would.
 ///
 /// # Errors
 /// Memory is short.
@@ -193,8 +196,8 @@ pub fn make_own(table: &mut Guard, piece: PageRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether every page is there, private, and protected. A page that is absent could be written without a fault that
-/// sleeps.
+/// Whether every page is present, private, and write-protected. An absent page could be written without a fault that
+/// makes the writer sleep.
 fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
     let mut entries: Vec<PagemapEntry> = Vec::with_capacity(piece.pages as usize);
     let is_own = |entry: &PagemapEntry| entry.write_protected() && !entry.file_or_shared();
@@ -206,8 +209,8 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
 fn replace(following: &Following, copy: MemberMemory, piece: PageRange, traits: Traits) -> Result<(), Errno> {
     act::give_to_children(copy.range(), true)?;
     traits.inherited().apply(copy.range())?;
-    // While this lock is held, no thread goes on to discard: later discards hit the mapping that replaces the piece. A
-    // page that was discarded before could not be read until writers are let in again.
+    // While this lock is held, no thread goes on to discard: later discards apply to the mapping that replaces the
+    // piece. A page that was discarded before could not be read until writers are let in again.
     let held = following.hold();
     if held.kept(piece) != [piece] {
         return Err(Errno::BUSY);

@@ -71,7 +71,7 @@ fn collapsed_piece_is_one_mapping_and_a_huge_page() {
         let words = [0, 9, PAGE_BYTES / 8 - 1].map(|word| member.word(page, word).load(Ordering::Relaxed));
         assert_eq!(words, [page + 1, if page < 256 { page } else { 0 }, page * 7 + 1]);
     }
-    // All of it can be folded as before.
+    // All pages of the piece can be folded as before.
     let is_foldable = table::lock().is_foldable(all);
     assert!(is_foldable);
     fold_all(&mut section, 256);
@@ -135,7 +135,7 @@ fn no_write_is_lost_to_collapse() {
     assert!(collapsed > 20, "collapsed {collapsed} times");
 }
 
-/// A copy was dropped when its move had failed after the kernel had unmapped the place.
+/// Once, the copy was lost when its move had failed after the kernel had unmapped the destination.
 #[test]
 fn memory_that_is_short_while_a_piece_is_collapsed_loses_none() {
     if !alone("collapse::tests::memory_that_is_short_while_a_piece_is_collapsed_loses_none") {

@@ -1,5 +1,5 @@
-//! Carries out a worker's request to fold: private pages first, then pages that were folded and have been broken since.
-//! Other tasks have modules of their own, each an `impl` of [`Folder`] or functions without a [`Folder`].
+//! Carries out the worker's requests to fold: private pages first, then pages that were folded and have been broken
+//! since. Other tasks have modules of their own: each is an `impl` of [`Folder`], or functions without it.
 
 mod again;
 mod collapsing;
@@ -35,29 +35,29 @@ use std::time::{Duration, Instant};
 use vmas::Vmas;
 use wire::{FoldRun, MemberStats, Outcome, Target};
 
-/// Upper bound of the bytes by which one message to fold makes the table grow: a chunk for each of its pages.
+/// Upper bound of the bytes by which one request to fold makes the table grow: a chunk for each of its pages.
 const NOTES_BYTES: usize = wire::FOLD_PAGES * (4 << 10);
-/// Processor time after which the agent yields before it moves pages: 1 ms, which is less than the kernel's time
-/// slice. So preemption rarely happens while pages are out of reach. Their users would wait for all threads that run
-/// then.
+/// Processor time after which the agent's thread yields the processor before it moves pages out: 1 ms, which is less
+/// than the kernel's time slice. So the thread is rarely preempted while pages are out, when threads that need them
+/// would have to wait.
 const TURN: Duration = Duration::from_millis(1);
 
-/// Memory that is to be folded.
+/// Memory that the worker wants to be folded.
 struct Wanted {
     range: PageRange,
     target: Target,
-    /// The index of its first page's outcome.
+    /// Index of the outcome for its first page.
     at: usize,
 }
 
-/// A part of that memory which is private throughout.
+/// A part of wanted memory in which all pages are private.
 struct Found<'a> {
     range: PageRange,
     source: Option<Source<'a>>,
     at: usize,
 }
 
-/// The means of folding and unfolding, and the mappings that they may use.
+/// What is needed to fold and unfold pages, and the number of mappings that may be used for it.
 pub struct Folder {
     section: Section,
     unfold: Unfold,
@@ -67,8 +67,8 @@ pub struct Folder {
     no_refold_until: Option<Instant>,
     patience: Patience,
     turns: Turns,
-    /// Pieces that were not tried, because mappings could not be replaced at the moment. Their pages do not count as
-    /// failed.
+    /// Pieces that were not tried, because mappings could not be replaced at the moment ([`Folder::hold`]). Their pages
+    /// do not count as failed.
     not_held: Vec<PageRange>,
     yields: Yields,
     surveyed: Result<u64, references::Reason>,
@@ -76,7 +76,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// `most_vmas`: the most mappings that the whole process may have, if that is not to follow the kernel's limit.
+    /// `most_vmas`: the most mappings that the whole process may have; `None`: half of the kernel's limit.
     ///
     /// # Errors
     /// Memory or descriptors are short.
@@ -99,12 +99,12 @@ impl Folder {
         })
     }
 
-    /// The section that pages are folded by.
+    /// The section, which folds private pages.
     pub const fn section(&self) -> &Section {
         &self.section
     }
 
-    /// From here on, memory is followed by another follower. Nothing may lie in mappings of the pool.
+    /// From here on, another follower follows the memory. Nothing may lie in mappings of the pool.
     pub fn follow_by(&mut self, following: &Arc<Following>) {
         let homes = self.section.following().hold().homes().to_vec();
         homes.into_iter().for_each(|(range, content)| following.hold().set_home(range, content));
@@ -118,25 +118,25 @@ impl Folder {
         self.surveyed.as_ref().err()
     }
 
-    /// The mappings of the process, and the most of them.
+    /// The number of the process's mappings, and their limit.
     pub const fn vmas(&self) -> &Vmas {
         &self.vmas
     }
 
-    /// Pages of the range that are left alone because folding them failed (`patience`).
+    /// Pages of the range that must not be tried yet because folding them failed (`patience`).
     pub fn waiting(&self, range: PageRange) -> impl Iterator<Item = PageRange> {
         self.patience.waiting(range, Instant::now())
     }
 
-    /// Looks at the files that this process has open (`references`).
+    /// Judges the files that this process has open (`references`).
     pub fn survey(&mut self) {
-        // Counted before the look: a file that is opened meanwhile makes the answer out of date.
+        // The generation is read before the survey: if a file is opened meanwhile, the result is out of date.
         let generation = references::generation();
         self.surveyed = references::survey().map(|()| generation);
     }
 
-    /// Counts mappings anew if it is time for that, and forgets pages that failed long ago. Folding never stops by the upper
-    /// bound alone: mappings are counted first.
+    /// Counts mappings anew if it is time for that, and forgets pages whose failures are long past. Mappings are always
+    /// counted before folding stops for lack of them.
     pub fn tidy(&mut self) {
         let now = Instant::now();
         if self.vmas.count_again(now) {
@@ -144,7 +144,7 @@ impl Folder {
         }
     }
 
-    /// Replaces pages, and says what became of each, in order. Huge pages that are known to `rounds` are split first.
+    /// Folds pages, and returns the outcome for each of them, in order. Huge pages that `rounds` knows are split first.
     pub fn fold(
         &mut self,
         runs: &[FoldRun],
@@ -153,7 +153,7 @@ impl Folder {
         stats: &mut MemberStats,
     ) -> Vec<Outcome> {
         self.survey();
-        // The table's notes of folded pages must find memory: while pages are out, it is too late to fail.
+        // The table's notes of folded pages must find memory: once pages have been moved out, it is too late to fail.
         if !arena::ensure(NOTES_BYTES) {
             stats.done.failures.add(Outcome::NoMemory, runs.iter().map(|run| u64::from(run.pages)).sum());
             return vec![Outcome::NoMemory; runs.iter().map(|run| usize::from(run.pages)).sum()];
@@ -172,7 +172,7 @@ impl Folder {
         all
     }
 
-    /// Counts the pages that could not be folded, and has them left alone for a while.
+    /// Counts the pages that could not be folded. They are not tried again for a while.
     fn count_failures(&mut self, runs: &[FoldRun], all: &[Outcome], pagemap: &Pagemap, stats: &mut MemberStats) {
         let now = Instant::now();
         let not_held = std::mem::take(&mut self.not_held);
@@ -187,8 +187,8 @@ impl Folder {
                     }
                     self.patience.failed(page, now);
                     let page = PageRange { start: page, pages: 1 };
-                    // Asked with the table's lock held: else the agent's userfaultfd might be registered just before
-                    // the program's own.
+                    // This is asked with the table's lock held: otherwise the agent's userfaultfd might be registered
+                    // just before the program's own.
                     let may_touch = |table: &table::Guard| table.is_foldable(page) && self.section.may_touch(page);
                     if *outcome == Outcome::Busy && may_touch(&table::lock()) {
                         reclaim(pagemap, page);
@@ -198,24 +198,26 @@ impl Folder {
         }
     }
 
-    /// Makes sure that mappings may be replaced ([`crate::world`]). Says whether that succeeded. The caller holds no lock.
+    /// Makes sure that mappings may be replaced, for which the program's threads may have to be stopped
+    /// ([`crate::world`]). Returns whether that succeeded. The caller holds no lock.
     pub fn hold(&mut self) -> bool {
         let held = self.turns.hold();
         if held == Some(true) {
-            // Nothing is opened while the program's threads are stopped.
+            // This survey holds for the whole turn: the program opens nothing while its threads are stopped.
             self.survey();
             self.turns.begin();
         }
         held.is_some()
     }
 
-    /// The section, the witness and the turns, for restoring memory as it was before the agent came.
+    /// The section, the witness, and the means to stop the program's threads, for restoring memory as it was before the
+    /// agent came.
     pub fn parts(&mut self) -> (&Section, &mut Witness, &mut Turns) {
         (&self.section, &mut self.witness, &mut self.turns)
     }
 
-    /// Folds the private pages of neighbouring memory, and sets their outcomes. The broken ones are added to `again`, to be
-    /// folded later.
+    /// Folds the private pages of neighbouring memory, and sets their outcomes. Broken pages are added to `again`, to
+    /// be folded afterwards.
     fn fold_stretch<'a>(
         &mut self,
         stretch: &[Wanted],
@@ -240,7 +242,8 @@ impl Folder {
         if let Some(refused) = refused(generation) {
             return refuse(all, refused);
         }
-        // A stretch has few parts: if mappings run short meanwhile, the next one finds that.
+        // Mappings are not counted again within a stretch, which has few parts. If they run short meanwhile, the next
+        // stretch finds that.
         let are_spent = self.vmas.are_spent();
         let mut found = Vec::new();
         for wanted in stretch {
@@ -267,8 +270,8 @@ impl Folder {
         }
     }
 
-    /// Finds the parts of memory that are private throughout. Huge pages are split first. Zeros that the kernel maps already
-    /// only need to be counted.
+    /// Finds the parts of wanted memory in which all pages are private. Huge pages are split first. Pages where the
+    /// kernel maps its zero page already only need to be counted.
     fn find<'a>(
         &mut self,
         table: &mut table::Guard,
@@ -299,7 +302,7 @@ impl Folder {
         }
     }
 
-    /// Folds neighbouring parts.
+    /// Folds neighbouring parts as one run.
     fn fold_run(
         &mut self,
         table: &mut table::Guard,
@@ -318,7 +321,7 @@ impl Folder {
     }
 }
 
-/// Memory that a message asks to be folded, in pieces that one section can do.
+/// The memory that a request wants to be folded, in pieces that one section can fold.
 fn wanted(runs: &[FoldRun]) -> Vec<Wanted> {
     let (mut all, mut at) = (Vec::new(), 0);
     for run in runs {
@@ -330,7 +333,7 @@ fn wanted(runs: &[FoldRun]) -> Vec<Wanted> {
     all
 }
 
-/// Cuts a list into stretches of neighbours. Together, they are no more than one section can do.
+/// Cuts a list into stretches of neighbours, each no more than one section can fold.
 fn stretches(all: &[Wanted]) -> impl Iterator<Item = &[Wanted]> {
     let mut left = all;
     std::iter::from_fn(move || {
@@ -346,10 +349,10 @@ fn stretches(all: &[Wanted]) -> impl Iterator<Item = &[Wanted]> {
     })
 }
 
-/// The agent's thread yields its processor by itself from time to time.
+/// When the agent's thread last yielded its processor by itself.
 #[derive(Default)]
 struct Yields {
-    /// Processor time of this thread when it last did.
+    /// Processor time of the thread at that moment.
     last: Duration,
 }
 
@@ -382,13 +385,14 @@ fn add_broken<'a>(
     }
 }
 
-/// The outcome of all pages if folding was forbidden while this thread waited for the table; `None` if it may go on.
+/// The outcome for all pages if something forbids the fold since this thread began to wait for the table's lock; `None`
+/// if the fold may go on.
 fn refused(generation: u64) -> Option<Outcome> {
     if !world::is_held() {
-        // The program's threads were let go during this long wait, so the fold is not made.
+        // The program's threads were let go while this thread waited.
         return Some(Outcome::Busy);
     }
-    // The program has opened a file by which memory may be written without a pin.
+    // The program has opened a file through which memory may be written without pinning.
     (references::generation() != generation).then_some(Outcome::Unpinned)
 }
 
@@ -397,7 +401,7 @@ fn parts(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)>
     if is_so(piece) { vec![(0, piece.pages)] } else { parts_by_page(piece, is_so) }
 }
 
-/// As [`parts`], if `is_so` takes single pages only.
+/// As [`parts`], if `is_so` can be asked for single pages only.
 fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u64, u64)> {
     let mut found: Vec<(u64, u64)> = Vec::new();
     for at in (0..piece.pages).filter(|at| is_so(PageRange { start: piece.start.add_pages(*at), pages: 1 })) {
@@ -409,15 +413,15 @@ fn parts_by_page(piece: PageRange, is_so: impl Fn(PageRange) -> bool) -> Vec<(u6
     found
 }
 
-/// Notes as folded those pages that map the kernel's zero page, and returns them. The kernel has mapped it in place of
-/// zeros when their huge page was split.
+/// Finds the pages that map the kernel's zero page, notes them as folded, and returns them. The kernel maps it in place
+/// of zeros when it splits a huge page.
 fn take_zeros(table: &mut table::Table, pagemap: &Pagemap, part: PageRange) -> Vec<PageRange> {
     let zeros = pagemap.zero_ranges(part.start, part.end()).unwrap_or_default();
     zeros.iter().for_each(|zeros| table.set_zeroed(*zeros));
     zeros
 }
 
-/// Splits a huge page, and says how long that took.
+/// Splits a huge page. Returns how long that took.
 fn split(huge: HostVirt) -> Duration {
     let began = Instant::now();
     act::split_huge_page(huge);

@@ -1,10 +1,10 @@
 //! The follower: the agent's second thread. It reads the kernel's messages about memory that maps the pool, or is in
 //! the middle of a fold ([`act::Follower`]).
 //!
-//! **Locks.** The follower takes neither the table's lock nor one of the program's. So a thread that waits for the
-//! follower never waits for long, and may hold the table's lock. A lock of its own says when messages may be read.
-//! While the agent's thread holds that lock, no discard and no fork is acknowledged. The discarding thread has then not
-//! begun to discard, and the forking thread has not gone on.
+//! **Locks.** The follower takes neither the table's lock nor a lock of the program's. So a thread that waits for the
+//! follower, even with the table's lock held, never waits for long. The follower's own lock ([`Following::hold`]) is
+//! held while messages are read. While the agent's thread holds that lock, no discard and no fork is acknowledged: the
+//! discarding thread has not begun to discard, and the forking thread has not gone on.
 //!
 //! ```text
 //!   a thread of the program      kernel                 follower                     agent's thread
@@ -19,7 +19,7 @@
 //! the agent replaces anything, it asks the kernel whether the mapping is still as the table says
 //! ([`Following::may_replace`]). Moves are reported before the moving thread goes on. After the first such change,
 //! nothing of this process is replaced or released any more ([`Following::lost_track`]). Folded pages stay folded and
-//! followed, and slots are held until the process ends.
+//! followed, and the worker may give their slots to no one else until the process ends.
 //!
 //! **End.** The follower never ends while anything is registered: discarded memory that nobody follows would show the
 //! pool's bytes again. A bug that stops the follower ends the process.
@@ -44,13 +44,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Interval between two looks after children that nobody else follows.
+/// Interval at which the follower reads the messages of children that it follows itself, because no keeper does: 20 ms.
 const CHILDREN_EVERY: Duration = Duration::from_millis(20);
-/// Longest time that an ending process waits for its keeper, in milliseconds.
+/// Longest time that an ending process waits until the keeper has all of its children, in milliseconds.
 const HAND_OVER_MS: u32 = 1000;
-/// Number of births after which the agent's thread is woken, to see how dear they are.
+/// Number of forks after which the agent's thread is woken, to see how much time forks cost.
 const BIRTHS_TOLD: u64 = 4;
-/// Interval between two checks that the keeper of children is still there.
+/// Interval between two checks whether the keeper, which follows children of this process, is still there.
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
 /// The follower, as the agent's thread knows it.
@@ -62,11 +62,12 @@ pub struct Following {
     follows_forks: bool,
     /// The kernel's list of mappings, for the agent's thread.
     maps: Maps,
-    /// How the program was seen to change mappings past the hooks; empty if it was not.
+    /// How the program was seen to change mappings in a way that bypasses the hooks; empty if it was not.
     lost_track: OnceLock<&'static str>,
-    /// Whether the table may be out of date, in a process without hooks.
+    /// Whether mappings may have changed since the table was last compared with the kernel's list, in a process without
+    /// hooks.
     is_stale: AtomicBool,
-    /// Whether slots may be mapped where the table does not know of any, in a process without hooks.
+    /// Whether the program was seen to move memory that was folded: slots may be mapped where the table knows of none.
     has_moved: AtomicBool,
     /// Whether another follower has taken this one's place.
     is_retired: AtomicBool,
@@ -78,44 +79,44 @@ pub struct Following {
     cpu_us: AtomicU64,
     /// Number of forks since the follower started.
     births: AtomicU64,
-    /// Whether the program has as many children as can be followed, so that its memory must become private.
+    /// Whether the program has as many live children as can be followed, so that its memory must become private.
     are_too_many: AtomicBool,
     /// File that becomes readable with every [`BIRTHS_TOLD`]th fork, and with the first change while the agent's thread
     /// rests.
     alarm: OwnedFd,
-    /// Whether the agent's thread rests: it sleeps for longer than it takes to look at an active program.
+    /// Whether the agent's thread rests: it sleeps for long, so changes of memory by the program wake it.
     is_resting: AtomicBool,
 }
 
-/// State that both threads use.
+/// State that the follower's thread and the agent's thread use, under one lock.
 pub struct Shared {
     own: Follower,
     /// Children that have not been handed to the keeper.
     born: Vec<Follower>,
     /// Whether the keeper has answered for all children that were handed to it.
     is_answered: bool,
-    /// Children that may lack pages, because they were born while pages were out of reach.
+    /// Children that may lack pages, because they were forked while pages were out on the stage.
     lacking: Vec<Follower>,
-    /// Whether pages may be out of reach.
+    /// Whether pages of the process may be moved out to the stage of a section, where no thread can reach them.
     are_pages_out: bool,
-    /// Whether a section is under way. Children are not handed on meanwhile, unless descriptors are short.
+    /// Whether a section is under way. Children are not handed to the keeper meanwhile, unless descriptors are short.
     is_in_section: bool,
-    /// Moves that the program made during the section, past the hooks: which pages, and where to.
+    /// Moves that the program made during the section, in a way that bypasses the hooks: which pages, and where to.
     moved: Vec<(PageRange, HostVirt)>,
 }
 
-/// Holds back every thread that discards or forks.
+/// A guard of the follower's lock. While it lives, every thread that discards or forks waits.
 pub type Held<'a> = Guard<'a, Shared>;
 
 /// The follower of this process, for hooks on the program's threads.
 static CURRENT: AtomicPtr<Following> = AtomicPtr::new(std::ptr::null_mut());
 
-/// A hook moves the mapping at this place until this is dropped: the follower does not take it for a move past the
-/// hooks.
+/// While this lives, a hook moves the mapping at this address, so the follower does not take the move for one that
+/// bypassed the hooks.
 pub struct Moving(Option<&'static Following>);
 
 impl Moving {
-    /// To be called before the move.
+    /// To be called before the mapping at `from` is moved.
     pub fn announce(from: HostVirt) -> Self {
         let following = current();
         following.inspect(|following| following.hold().own.expect(Some(Expected::Moving(from))));
@@ -135,8 +136,9 @@ pub fn current() -> Option<&'static Following> {
     unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
 }
 
-/// Waits until all children that were born are handed to the keeper, but at most [`HAND_OVER_MS`]. Says whether they are. For
-/// a process that is about to end, or whose agent is, after which nobody would follow them.
+/// Waits until all children of this process are handed to the keeper, but at most [`HAND_OVER_MS`]. Returns whether
+/// they are. To be called when the process, or the agent in it, is about to end, after which nobody here would follow
+/// the children.
 pub fn wait_for_keeper() -> bool {
     let Some(following) = current() else { return true };
     for _ in 0..HAND_OVER_MS {
@@ -150,23 +152,23 @@ pub fn wait_for_keeper() -> bool {
     false
 }
 
-/// Whether the program was seen to change mappings past the hooks.
+/// Whether the program was seen to change mappings in a way that bypasses the hooks.
 pub fn has_lost_track() -> bool {
     current().is_some_and(|following| following.lost_track().is_some())
 }
 
-/// Wakes the agent's thread if it rests: the program has done something to known memory.
+/// Wakes the agent's thread if it sleeps for long: the program has changed memory that the table knows.
 pub fn wake_resting() {
     current().into_iter().for_each(Following::wake);
 }
 
-/// Leaves the parent's follower behind. For a forked child, before it has threads.
+/// Forgets the parent's follower. For a forked child, before it has threads.
 pub(crate) fn begin_anew() {
     CURRENT.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 impl Following {
-    /// Starts the thread. Memory that is registered with `watch` is followed from here on.
+    /// Starts the follower's thread. Memory that is registered with `watch` is followed from here on.
     ///
     /// # Errors
     /// Memory is short, or no thread or file descriptor can be had.
@@ -209,9 +211,10 @@ impl Following {
         &self.watch
     }
 
-    /// Makes it the follower of this process.
+    /// Makes this the follower of the process, which [`current`] returns.
     pub fn publish(self: &Arc<Self>) {
-        // Leaked, because threads of the program may be looking at it at any time. A process has two followers at most.
+        // The reference is leaked, because threads of the program may be using it at any time. A process has two
+        // followers at most.
         CURRENT.store(Arc::into_raw(Arc::clone(self)).cast_mut(), Ordering::Release);
     }
 
@@ -220,7 +223,7 @@ impl Following {
         Duration::from_micros(self.cpu_us.load(Ordering::Relaxed))
     }
 
-    /// Children that were born since this follower started, of memory that is followed.
+    /// Number of forks since this follower started, while memory was followed.
     pub fn births(&self) -> u64 {
         self.births.load(Ordering::Relaxed)
     }
@@ -236,24 +239,25 @@ impl Following {
         }
     }
 
-    /// A file that becomes readable when there were many births, or when memory changes while the agent's thread rests.
-    /// Reading it silences it.
+    /// A file that becomes readable when there were many forks, or when memory changes while the agent's thread rests.
+    /// Reading it makes it unreadable again.
     pub fn alarm(&self) -> BorrowedFd<'_> {
         self.alarm.as_fd()
     }
 
-    /// Says that the agent's thread is about to rest, or has rested. Returns `false` if it must not rest, because
-    /// discarded memory waits for it.
+    /// Says that the agent's thread begins to sleep for long, or has ended that (`begins` is false). Returns `false` if
+    /// it must not sleep, because there is discarded memory to be handled.
     pub fn rest(&self, begins: bool) -> bool {
         self.is_resting.store(begins, Ordering::SeqCst);
-        // Discards are looked up after the state was set: a later discard finds the agent resting, and wakes it.
+        // Discards are looked up after the state was set: a discard that comes later finds the state set, and wakes the
+        // thread.
         !begins || self.hold().all_discarded().is_empty()
     }
 
-    /// Wakes the agent's thread if it rests.
+    /// Wakes the agent's thread if it sleeps for long.
     fn wake(&self) {
-        // The program's threads have another table of files, in which the alarm's number may be a file of the program's.
-        // Their changes are seen within `give_way::CHANGES_EVERY`.
+        // The program's threads have another table of files, in which the alarm's number may be a file of the
+        // program's. Their changes are seen within `give_way::CHANGES_EVERY`.
         if arena::is_own_thread()
             && self.is_resting.load(Ordering::Relaxed)
             && self.is_resting.swap(false, Ordering::SeqCst)
@@ -268,13 +272,13 @@ impl Following {
         }
     }
 
-    /// Ends the thread soon. Nothing is registered with it any more, and nothing will be.
+    /// Has the follower's thread end soon. Nothing is registered with its userfaultfd any more, and nothing will be.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
         ring(&self.retirement);
     }
 
-    /// Waits until its thread reads nothing any more, once it is [retired](Following::retire).
+    /// Waits until the thread of a [retired](Following::retire) follower reads no message any more.
     pub fn wait_for_end(&self) {
         while !self.has_ended.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
@@ -291,18 +295,18 @@ impl Following {
         self.expects_discards.store(true, Ordering::Relaxed);
     }
 
-    /// How the program was seen to change mappings past the hooks; `None` if it was not. A move that was finished
-    /// before the call is known.
+    /// How the program was seen to change mappings in a way that bypasses the hooks; `None` if it was not. Every move
+    /// that was finished before this call is known.
     pub fn lost_track(&self) -> Option<&'static str> {
         self.lost_track.get().copied()
     }
 
-    /// Waits until everything that happened to followed memory before the call is known.
+    /// Waits until all messages about what happened to followed memory before this call are read.
     pub fn catch_up(&self) {
         drop(self.hold_caught_up());
     }
 
-    /// Holds back every thread that discards or forks, once everything that happened before the call is known.
+    /// Waits as [`Following::catch_up`] does, and from then on holds back every thread that discards or forks.
     pub fn hold_caught_up(&self) -> Held<'_> {
         // No memory is mapped at this page. While a message is unread, the kernel refuses the call with `EAGAIN`; after
         // that, for another reason.
@@ -310,18 +314,19 @@ impl Following {
         self.until_read(|_| self.watch.protect(nowhere, false)).0
     }
 
-    /// To be called before the first page of a section is taken out of reach, when all absent pages of the section are
-    /// kept absent. Children that are born from here on may lack pages; those that were born before have them.
+    /// To be called before a section moves its first page out to the stage, when all absent pages of its run are kept
+    /// absent. Children that are forked from here on may lack pages; children that were forked before have them.
     pub fn take_out_of_reach(&self) {
         self.hold_caught_up().are_pages_out = true;
     }
 
     /// Whether a range is memory of this kind and with these traits, as the table says. To be asked right before the
-    /// range is replaced, with the table's lock held. A difference that is not excused below means that nothing is ever
-    /// replaced again.
+    /// range is replaced, with the table's lock held. If the kernel's list differs, for a reason other than locked
+    /// memory, no memory of this process is ever replaced again.
     ///
-    /// The program can change the range between the answer and the replacement. That is a microsecond or two, against
-    /// which the kernel offers no means. It cannot happen again once the program was seen to make such a change.
+    /// The program can change the range between the answer and the replacement. This takes a microsecond or two, and
+    /// the kernel offers no means against it. Once the program was seen to make such a change, nothing is replaced any
+    /// more.
     pub fn may_replace(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         if self.lost_track().is_some() || !world::is_held() {
             return false;
@@ -334,7 +339,7 @@ impl Following {
         is_known
     }
 
-    /// Whether all of a range maps this file privately, from this offset in bytes on, by the kernel's list.
+    /// Whether, by the kernel's list, all of a range is a private mapping of this file, from this offset in bytes on.
     pub fn shows_file(&self, range: PageRange, file: (u64, u64), offset: u64) -> bool {
         self.maps.shows_file(range, file, offset)
     }
@@ -344,7 +349,8 @@ impl Following {
         self.maps.ask(page)
     }
 
-    /// As [`Following::may_replace`], for memory that is registered here, so that nothing else can lie there.
+    /// As [`Following::may_replace`], for memory that is registered with the follower's userfaultfd. Also fails if that
+    /// registration is gone, because the program has unmapped the memory.
     pub fn may_replace_followed(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         // This call changes nothing: writers are kept out already, or no page lies there that they could write.
         let (held, followed) = self.until_read(|_| self.watch.protect(range, true));
@@ -355,8 +361,9 @@ impl Following {
         followed.is_ok() && self.may_replace(range, traits, kind)
     }
 
-    /// Notes that the program changed mappings past the hooks. Without hooks, mappings are replaced only while the
-    /// program's threads are stopped. There it is enough to read the kernel's list again.
+    /// Notes that the program changed mappings in a way that bypasses the hooks. In a process without hooks, mappings
+    /// are replaced only while the program's threads are stopped, so there it is enough to read the kernel's list
+    /// again.
     fn lose_track(&self, how: &'static str) {
         if world::is_hooked() {
             let _ = self.lost_track.set(how);
@@ -364,20 +371,21 @@ impl Following {
         self.is_stale.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the table may be out of date since the last call.
+    /// Whether mappings were found to differ from the table since the last call.
     pub fn was_stale(&self) -> bool {
         self.is_stale.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the program has moved slots, to where the table does not know of any.
+    /// Whether the program has moved slots to addresses where the table knows of none.
     pub fn has_moved(&self) -> bool {
         self.has_moved.load(Ordering::Relaxed)
     }
 
-    /// Whether memory at this page, which maps the pool, is registered here and with no other userfaultfd.
+    /// Whether this page, which lies in a mapping of the pool, is registered with the follower's userfaultfd, and so
+    /// with no other.
     pub fn follows(&self, page: HostVirt) -> bool {
-        // Calls that protect or place pages go through any userfaultfd of the process. This one does not, and changes nothing where
-        // it is registered already.
+        // This call fails if another userfaultfd has the mapping, and changes nothing where this one has it already.
+        // Calls that protect or place pages would show nothing: they go through any userfaultfd of the process.
         self.watch.register(PageRange { start: page, pages: 1 }, Watch::AbsentAndWrites).is_ok()
     }
 
@@ -386,14 +394,14 @@ impl Following {
         self.maps.shows(range, traits, kind)
     }
 
-    /// Holds back every thread that discards or forks, for as long as the guard lives, which must be a moment. A caller
-    /// that needs the table's lock takes that one first.
+    /// Holds back every thread that discards or forks, as long as the guard lives, which must be a moment. A caller
+    /// that needs the table's lock, too, takes that lock first.
     pub fn hold(&self) -> Held<'_> {
         self.shared.lock()
     }
 
-    /// Repeats a call that the kernel refuses while a message is unread, until it is not refused for that. While the
-    /// returned guard lives, no thread that discards or forks goes on. Everything that was reported before the call is
+    /// Repeats a call until the kernel does not refuse it because of an unread message (`EAGAIN`). While the returned
+    /// guard lives, no thread that discards or forks goes on. Everything that the kernel reported before the call is
     /// known.
     pub fn until_read<T>(&self, mut call: impl FnMut(&mut Shared) -> Result<T, Errno>) -> (Held<'_>, Result<T, Errno>) {
         loop {
@@ -406,15 +414,16 @@ impl Following {
         }
     }
 
-    /// Lets writers into a range again, and wakes them. On memory that is not followed any more, nobody waits.
+    /// Lifts the write protection of a range, and wakes the threads that wait to write. If the memory is not followed
+    /// any more, no thread waits.
     pub fn let_writers_in(&self, range: PageRange) {
         drop(self.until_read(|_| self.watch.protect(range, false)));
         let _ = self.watch.wake(range);
     }
 
-    /// Ends what [`Shared::begin_section`] began, also where the program has moved memory meanwhile. `private` is
-    /// memory that was registered for the section only; moved parts of it are unregistered where they lie. Writers are
-    /// let into all moved memory.
+    /// Ends the section that [`Shared::begin_section`] began, also where the program has moved memory meanwhile.
+    /// `private` is memory that was registered only for the section; parts of it that were moved are unregistered at
+    /// their new addresses. The write protection of all moved memory is lifted.
     pub fn end_section(&self, private: &[PageRange]) {
         let mut private = private.to_vec();
         let moved = self.hold().end_section();
@@ -436,7 +445,7 @@ impl Following {
         while !self.is_retired.load(Ordering::Relaxed) {
             let (is_well, has_children) = {
                 let is_well = self.hold().read(self).is_ok();
-                // The lock is given up in between, so that the agent's thread gets it before the next fork is read.
+                // The lock is released in between, so that the agent's thread gets it before the next fork is read.
                 // During a section, children are handed to the keeper only if descriptors are short.
                 let mut shared = self.hold();
                 if !shared.is_in_section || !is_well || shared.born.len() >= keeper::descriptors() / 4 {
@@ -459,7 +468,7 @@ impl Following {
             }
             let time = match (has_children, keeper.is_idle() && self.follows_forks) {
                 (true, _) => Some(CHILDREN_EVERY),
-                // Only a look from time to time shows that the keeper is gone.
+                // Nothing wakes this thread when the keeper is gone, so it checks from time to time.
                 (false, false) => Some(KEPT_EVERY),
                 (false, true) => None,
             };
@@ -524,19 +533,21 @@ impl Shared {
                     } else {
                         self.born.push(child);
                     }
-                    // This child is handed on before the next message is read: each child takes a descriptor.
+                    // This child is handed to the keeper before the next message is read, because each child takes a
+                    // descriptor.
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Pages of a range that were not discarded.
+    /// Pages of a range that were not discarded. See [`Follower::kept`].
     pub fn kept(&self, range: PageRange) -> Vec<PageRange> {
         self.own.kept(range)
     }
 
-    /// Pages of a range of which no discard is known. If one of these has no page table entry, it is its slot's.
+    /// Pages of a range of which no discard is known. If one of them has no page-table entry, it still has the bytes of
+    /// its slot.
     pub fn never_discarded(&self, range: PageRange) -> Vec<PageRange> {
         self.own.never_discarded(range)
     }
@@ -548,13 +559,13 @@ impl Shared {
         all
     }
 
-    /// Makes zeros of discarded pages at once, where they lie.
+    /// Maps zeros in discarded pages at once.
     pub fn settle(&mut self) {
         // If the address space is gone, so is the caller.
         let _ = self.own.settle();
     }
 
-    /// Forgets these pages: something else lies there.
+    /// Drops all records of these pages, because other memory lies there now.
     pub fn forget(&mut self, range: PageRange) {
         self.own.forget(range);
     }
@@ -574,7 +585,8 @@ impl Shared {
         self.own.home_of(page)
     }
 
-    /// Announces that the agent is about to drop pages from this one on, or has done so. See [`Expected::Dropping`].
+    /// Announces that the agent is about to drop its private pages from this address on; `None`: it has done so. See
+    /// [`Expected::Dropping`].
     pub fn expect_dropping(&mut self, from: Option<HostVirt>) {
         self.own.expect(from.map(Expected::Dropping));
     }
@@ -589,8 +601,8 @@ impl Shared {
         self.own.expect_no_placing();
     }
 
-    /// The place to which the program has moved these pages since the section began. The answer has only the first
-    /// pages of the range if the others were not moved together with them.
+    /// The address range to which the program has moved these pages since the section began; `None` if it has not moved
+    /// the first one. The answer has fewer pages if the last ones were not moved together with the first.
     pub fn moved_to(&self, range: PageRange) -> Option<PageRange> {
         let (from, to) =
             self.moved.iter().rev().find(|(from, _)| from.start <= range.start && range.start < from.end())?;
@@ -598,18 +610,18 @@ impl Shared {
         Some(PageRange { start: to.add_pages(skipped), pages: range.pages.min(from.pages - skipped) })
     }
 
-    /// Notes that slots have just been placed there, and have no page table entries.
+    /// Notes that slots have just been mapped over this range, and have no page-table entries yet.
     pub fn placed(&mut self, range: PageRange) {
         self.own.lost_entries(range);
     }
 
-    /// From here on until [`Shared::end_section`], pages may be out of reach, and every discard is remembered.
+    /// From here on until the section ends, pages may be out on the stage, and every discard is remembered.
     pub fn begin_section(&mut self) {
         self.is_in_section = true;
         self.own.keep_in_mind(true);
     }
 
-    /// See [`Shared::begin_section`].
+    /// Ends the section. Returns the moves that the program has made during it.
     fn end_section(&mut self) -> Vec<(PageRange, HostVirt)> {
         self.is_in_section = false;
         self.are_pages_out = false;
@@ -619,14 +631,15 @@ impl Shared {
         std::mem::take(&mut self.moved)
     }
 
-    /// Gives copies of a range's pages to children that lack them, born while pages were out of reach. The copies lie at
-    /// `copy`. Pages that were discarded before a child was born, or by the child, read as zeros there.
+    /// Copies a range's pages, which lie at `copy` at the moment, to the children that lack them because they were
+    /// forked while the pages were out on the stage. Pages that were discarded before such a child was forked, or by
+    /// the child, read as zeros in the child.
     pub fn give_to_born(&mut self, range: PageRange, copy: HostVirt) {
         let mut at = 0;
         while let Some(child) = self.lacking.get_mut(at) {
             let mut born = Vec::new();
             give(child, range, copy, &mut born);
-            // Children of this child. They were born before it had all of its pages, so it is their turn, too.
+            // The children of this child were forked before it had all of its pages, so they lack pages, too.
             self.lacking.append(&mut born);
             at += 1;
         }
@@ -635,7 +648,7 @@ impl Shared {
 
 fn give(child: &mut Follower, range: PageRange, copy: HostVirt, born: &mut Vec<Follower>) {
     let mut rest = range;
-    // Asked anew after each step: the child runs already, and may have discarded more.
+    // The discarded pages are looked up again after each step: the child runs already, and may have discarded more.
     while let Some(part) = child.discarded().missing(rest).first().copied() {
         let from = copy.add_pages(part.start.page() - range.start.page());
         let done = match child.watch().copy_pages(from, part) {
@@ -670,7 +683,8 @@ fn look_after(children: &mut Vec<Follower>, keeper: &mut Keeper) {
         if child.settle().is_err() {
             continue;
         }
-        // The keeper gets the child's userfaultfd, and no list of discards that are pending here.
+        // With the userfaultfd, the keeper gets no list of discards that are not settled here. So only a child without
+        // any is handed over.
         if child.is_at_rest() {
             match keeper.take(child) {
                 Some(back) => child = back,

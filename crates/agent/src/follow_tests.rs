@@ -1,4 +1,4 @@
-//! Tests of births while pages are out of reach, and of the waking of an agent that rests.
+//! Tests of forks while pages are out on the stage, and of waking the agent's thread when it rests.
 
 use crate::testing::{Member, alone, content, discard_past_hooks, section};
 use act::{MemberMemory, Moved, Watch};
@@ -49,8 +49,8 @@ fn of_both(word: impl Fn(u64) -> u64) -> Vec<[u64; 3]> {
     (1..=2).flat_map(|who| (0..4).map(move |page| [who, page])).map(|[who, page]| [who, page, word(page)]).collect()
 }
 
-/// Keeps two pages out of reach while a child is born. `before` is called earlier, when all pages are absent. Page 3 is
-/// absent all the time.
+/// Keeps two pages out on the stage while a child is forked. `before` is called earlier, when all pages are absent.
+/// Page 3 is absent all the time.
 fn give_birth_during_section(before: impl FnOnce(&Member)) {
     let Some(section) = section() else { return };
     let following = section.following();
@@ -73,7 +73,7 @@ fn give_birth_during_section(before: impl FnOnce(&Member)) {
     let (said, to) = std::io::pipe().unwrap();
     fork_twice(&member, &to);
     drop(to);
-    // Until the child waits in its fork for somebody to read of it.
+    // Waits until the forking thread waits for its message to be read.
     std::thread::sleep(Duration::from_millis(300));
     following.hold().give_to_born(out, stage.range().start);
     // SAFETY: the pages go back where they were.
@@ -84,8 +84,8 @@ fn give_birth_during_section(before: impl FnOnce(&Member)) {
     following.watch().unregister(all).unwrap();
 }
 
-/// A child is born while pages of its parent are out of reach, so it lacks them. It forks before it is given copies. Its own
-/// child lacks the same pages, and is given copies, too.
+/// A child is forked while pages of its parent are out on the stage, so it lacks them. It forks before it is given
+/// copies. Its own child lacks the same pages, and is given copies, too.
 #[test]
 fn grandchildren_are_given_what_their_parents_lacked() {
     if !alone("follow::tests::grandchildren_are_given_what_their_parents_lacked") {
@@ -94,7 +94,8 @@ fn grandchildren_are_given_what_their_parents_lacked() {
     give_birth_during_section(|_| {});
 }
 
-/// A page that was absent when a child was born stays absent for that child, though its parent has written it since.
+/// A page that was absent when a child was forked stays absent for that child, though its parent has written the page
+/// since.
 #[test]
 fn child_of_before_a_section_is_given_nothing() {
     if !alone("follow::tests::child_of_before_a_section_is_given_nothing") {

@@ -1,45 +1,46 @@
-//! The price of forks. A child gets a copy of every mapping of its parent's, and gives it back when it ends or executes
-//! another program. Folding short runs makes many mappings. And while there is a single one, the forking thread waits
-//! until the follower has read of the child. A program that forks often pays more for that than folding yields.
+//! What forks cost. A child gets a copy of every mapping of its parent, and frees it when it ends or executes another
+//! program. Folding short runs makes many mappings. And as long as anything is folded, the forking thread waits until
+//! the follower has read the kernel's message about the child. In a program that forks often, this takes more time than
+//! folding is worth.
 //!
 //! ```text
 //!   each fork:  + TELLING + mappings x COST  -->  [ spent ]  -->  - SHARE of the time
 //!                                          | more than BURST
 //!                                          v
-//!   only so many mappings stay as the forks leave time for, or none; nothing is folded for a while, which doubles each time
+//!   mappings are given back, until forks take no more than SHARE or none is left; nothing is folded for a while (REST)
 //! ```
 //!
-//! The kernel tells of forks only while something is folded. So after the while, folding is tried again.
+//! The kernel reports forks only while something is folded. So after that time, folding is tried again.
 //!
-//! The same is done, and nothing stays, when as many children live as can be followed (`keeper.rs`).
+//! The same is done, and no mapping stays, when as many children live as can be followed (`keeper.rs`).
 //!
-//! A fork through the hook waits while mappings are given back ([`wait`]). Each would copy those that are left, and keep the
-//! agent from the list of mappings for as long as that takes.
+//! A fork that goes through the hook waits while mappings are given back ([`wait`]). Otherwise each fork would copy all
+//! mappings that are left, and keep the agent from changing mappings as long as that takes.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cost of a mapping to a fork and to the end of its child, in microseconds. Measured: 1.05 to 2.5.
+/// Time that one mapping adds to a fork and to the end of its child, in microseconds. Measured: 1.05 to 2.5.
 const COST_US: u64 = 2;
-/// Cost of telling the follower and the keeper of a child, in microseconds. Measured: 120.
+/// Time for which a fork waits until the follower and the keeper know of the child, in microseconds. Measured: 120.
 const TELLING_US: u64 = 120;
-/// Tolerated share of the time for folding in forks: 1/20.
+/// Share of the time that forks may spend because of folding: 1/20.
 const SHARE: u32 = 20;
-/// Time for folding in forks that is tolerated at once: 50 ms.
+/// Time that forks may spend because of folding beyond that share: 50 ms.
 const BURST: Duration = Duration::from_millis(50);
-/// Fewest forks that are taken for many.
+/// Fewest forks, since their cost was last 0, that count as too many.
 const FEWEST: u64 = 4;
-/// Shortest and longest time without folding: 1 min, 1 h.
+/// Shortest and longest time for which nothing is folded after forks cost too much: 1 min, 1 h.
 const REST: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// Longest time that a fork waits for mappings to be given back: 100 ms.
 const WAIT_LONGEST: Duration = Duration::from_millis(100);
-/// Pause of a fork that waits, between two looks: 500 us.
+/// Time after which a waiting fork checks again whether it may go on: 500 us.
 const WAIT_STEP: Duration = Duration::from_micros(500);
 
-/// End of the time in which forks wait, in nanoseconds of the monotonic clock. It passes by itself: neither a child that
-/// inherits it nor a program whose agent has ended waits for long.
+/// Until when forks wait, in nanoseconds of the monotonic clock. It lies at most [`WAIT_LONGEST`] ahead, so neither a
+/// child that inherits it nor a program whose agent has ended waits for long.
 static WAIT_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 fn now_ns() -> u64 {
@@ -47,20 +48,21 @@ fn now_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// Has forks of the program's wait for some time, or no longer. For the agent's thread.
+/// Makes the program's forks wait for at most [`WAIT_LONGEST`], or lets them go on (`begins` is false). For the agent's
+/// thread.
 pub fn have_wait(begins: bool) {
     let until = if begins { now_ns() + WAIT_LONGEST.as_nanos() as u64 } else { 0 };
     WAIT_UNTIL.store(until, Ordering::Relaxed);
 }
 
-/// Waits while mappings are given back, if they are. For a thread of the program's that is about to fork.
+/// Waits while mappings are given back. For a thread of the program that is about to fork.
 pub fn wait() {
     while now_ns() < WAIT_UNTIL.load(Ordering::Relaxed) {
         std::thread::sleep(WAIT_STEP);
     }
 }
 
-/// The cost of this process's forks, and the rests in which nothing is folded because of it.
+/// The cost of this process's forks, and the times in which nothing is folded because of it (rests).
 pub struct Forks {
     spent: Duration,
     /// Time of the last call of [`Forks::add`], and last time at which `spent` was 0.
@@ -68,7 +70,7 @@ pub struct Forks {
     began: Instant,
     /// Forks since `began`.
     forks: u64,
-    /// End of the last rest: the time in which nothing is folded.
+    /// When the last rest ends or ended.
     until: Option<Instant>,
     /// Length of the last rest.
     rest: Option<Duration>,
@@ -77,7 +79,7 @@ pub struct Forks {
 }
 
 impl Forks {
-    /// Before the first fork.
+    /// The state before the first fork.
     pub const fn new(now: Instant) -> Self {
         let (spent, looked, began) = (Duration::ZERO, now, now);
         Self { spent, looked, began, forks: 0, until: None, rest: None, are_too_many: false }
@@ -97,7 +99,7 @@ impl Forks {
             return None;
         }
         let tolerated = u64::try_from(((now - self.began) / SHARE).as_micros()).unwrap_or(u64::MAX);
-        // Half of the tolerated number, because mappings cannot be given back to the page.
+        // Half of the tolerated number, because mappings are given back by whole pieces, and not one by one.
         let most = (tolerated / self.forks).saturating_sub(TELLING_US) / COST_US / 2;
         self.begin_to_rest(now);
         self.are_too_many = false;
@@ -105,7 +107,8 @@ impl Forks {
         Some(most)
     }
 
-    /// Begins a rest because as many children live as can be followed: further ones may share no folded page.
+    /// Begins a rest because as many children live as can be followed: further children must not inherit any folded
+    /// page.
     pub fn find_too_many(&mut self, now: Instant) {
         self.begin_to_rest(now);
         self.are_too_many = true;
@@ -196,9 +199,9 @@ mod tests {
         // A server that saves itself once a minute, with as many mappings as there may be.
         assert!((1..100).all(|n| forks.add(1, 65_000, begin + Duration::from_secs(60) * n).is_none()));
         let mut forks = Forks::new(begin);
-        // Ten in a second, with two thousand: 4% of the time.
+        // Ten forks in a second, with two thousand mappings: 4% of the time.
         assert!((1..10_000).all(|n| forks.add(1, 2000, begin + MS * 100 * n).is_none()));
-        // The same with ten thousand: 20%.
+        // Ten forks in a second, with ten thousand mappings: 20% of the time.
         assert!((10_000..10_100).any(|n| forks.add(1, 10_000, begin + MS * 100 * n).is_some()));
     }
 

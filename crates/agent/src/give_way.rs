@@ -1,12 +1,13 @@
 //! Yielding to the program's own userfaultfd (postcopy migration, snapshots): a mapping can be registered with one
 //! userfaultfd only, and the program's takes precedence.
 //!
-//! The program's thread that is about to register calls this module through a hook (`hooks/userfault.rs`). It has to
-//! take the agent's userfaultfds off the range at once, but does not have them in its table of file descriptors. So it
-//! borrows them from the agent's thread for a moment.
+//! A thread of the program that is about to register memory calls this module through a hook (`hooks/userfault.rs`). It
+//! has to unregister the memory from the agent's userfaultfds at once, but these are not in its table of file
+//! descriptors. So it duplicates them from the agent's thread for a moment.
 //!
-//! **Anonymous memory.** The kernel tells nobody of pages that are missing in a mapping of the pool, and moves none from
-//! or to one (`UFFDIO_MOVE`). So a program's thread that needs anonymous memory asks the agent's thread for it, and waits.
+//! **Anonymous memory.** In a mapping of the pool, the kernel reports no missing pages to the program's userfaultfd,
+//! and moves no pages from or to it (`UFFDIO_MOVE`). So a thread of the program that needs anonymous memory asks the
+//! agent's thread for it, and waits.
 
 use crate::lock::Lock;
 use crate::maps;
@@ -20,15 +21,16 @@ use rustix::thread::gettid;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Shortest and longest time between two looks, while the agent's thread rests, at what the program's threads have changed:
-/// 1 s, 5 s.
+/// Shortest and longest time between two checks of the agent's thread, while it sleeps for long, whether the program's
+/// threads have changed or want anything: 1 s, 5 s.
 pub const CHANGES_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-/// Longest time that a thread waits for the agent to make memory anonymous, since the last page of it that was: 2 s.
+/// Longest time that a thread waits for the agent to make memory anonymous, counted from the last page that became so:
+/// 2 s.
 const WAIT_LONGEST: Duration = Duration::from_secs(2);
-/// Pause of a thread that waits for that, between two looks: 200 us.
+/// Time after which a thread that waits for anonymous memory checks again: 200 us.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Agent's thread that has the files below open; 0 before [`publish`].
+/// Number of the agent's thread that has the files below open; 0 before [`publish`].
 static THREAD: AtomicI32 = AtomicI32::new(0);
 /// Descriptor of the userfaultfd that notes writes, -1 for none.
 static NOTES: AtomicI32 = AtomicI32::new(-1);
@@ -36,13 +38,13 @@ static NOTES: AtomicI32 = AtomicI32::new(-1);
 static WATCH: AtomicI32 = AtomicI32::new(-1);
 /// Descriptor of the file that wakes the agent's thread, -1 for none.
 static ALARM: AtomicI32 = AtomicI32::new(-1);
-/// Memory that threads of the program wait for.
+/// Memory that threads of the program wait for to become anonymous.
 static WANTED: Lock<Vec<PageRange>> = Lock::new(Vec::new());
 
-/// Whether the agent's userfaultfd was taken off memory that maps the pool, and is not back on all of it.
+/// Whether the agent's userfaultfd was taken off memory in mappings of the pool, and is not yet back on all of it.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 
-/// Makes the userfaultfds of this section the ones that yield. For the thread that has them open.
+/// Makes this section's userfaultfds the ones that [`unregister`] takes off memory. For the thread that has them open.
 pub fn publish(section: &Section) {
     NOTES.store(section.notes().map_or(-1, Userfault::number), Ordering::Relaxed);
     WATCH.store(section.following().watch().number(), Ordering::Relaxed);
@@ -50,7 +52,7 @@ pub fn publish(section: &Section) {
     THREAD.store(gettid().as_raw_nonzero().get(), Ordering::Release);
 }
 
-/// Leaves the parent's userfaultfds behind. For a forked child, before it has threads.
+/// Forgets the parent's userfaultfds. For a forked child, before it has threads.
 pub(crate) fn begin_anew() {
     THREAD.store(0, Ordering::Release);
     [&NOTES, &WATCH, &ALARM].into_iter().for_each(|number| number.store(-1, Ordering::Relaxed));
@@ -59,22 +61,23 @@ pub(crate) fn begin_anew() {
     unsafe { WANTED.begin_anew(Vec::new()) };
 }
 
-/// Has no userfaultfd yield any more: there is none. For the agent's thread, at its end.
+/// Forgets the userfaultfds, which are about to be closed. For the agent's thread, at its end.
 pub fn withdraw() {
     THREAD.store(0, Ordering::Release);
 }
 
-/// Takes the agent's userfaultfds off a range. A thread of the program calls it.
+/// Unregisters a range from the agent's userfaultfds. A thread of the program calls it.
 pub fn unregister(range: PageRange) {
-    // While the table's lock is held, no section is under way, and none puts the userfaultfds back.
+    // While the table's lock is held, no section is under way that would register the range again.
     let _table = table::lock();
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return };
     let of_number = |number: &AtomicI32| Userfault::of_thread(thread, number.load(Ordering::Relaxed)).ok();
     let ours = [of_number(&NOTES), of_number(&WATCH)];
     IS_OFF.store(true, Ordering::Relaxed);
-    // Mapping by mapping, because a part of the range may be the program's already. From Linux 6.17 on, the kernel then
-    // lets nothing of the range go. Older ones would take the part from the program. So the kernel is asked first whose
-    // the mapping is: nobody can register a mapping of another's.
+    // This is done for each mapping, because a part of the range may be registered with the program's userfaultfd
+    // already. From Linux 6.17 on, the kernel would then unregister nothing of the range. Older kernels would take that
+    // part from the program. So the kernel is asked first whose the mapping is: a mapping that is registered with one
+    // userfaultfd cannot be registered with another.
     for mapping in maps::mappings(range, false).unwrap_or_default() {
         for ours in ours.iter().flatten().filter(|ours| ours.register(mapping.range, Watch::Writes).is_ok()) {
             // If a mapping stays registered with the agent's userfaultfd, the program's own registration fails with an
@@ -84,8 +87,8 @@ pub fn unregister(range: PageRange) {
     }
 }
 
-/// Waits until nothing of a range lies in mappings of the pool. Says whether that was reached. A thread of the program calls
-/// it. The range may be folded again afterwards, unless it was shut.
+/// Waits until no page of a range lies in a mapping of the pool. Returns whether that was reached. A thread of the
+/// program calls it. The range may be folded again afterwards, unless the table keeps it shut.
 pub fn make_anonymous(range: PageRange) -> bool {
     let left = || table::lock().mapped_by_us(range).iter().map(|part| part.pages).sum::<u64>();
     let mut before = left();
@@ -109,7 +112,7 @@ pub fn make_anonymous(range: PageRange) -> bool {
     before == 0
 }
 
-/// Notes that a range is to be anonymous, or that nobody waits for it any more.
+/// Notes that a thread waits for this range to become anonymous, or (`begins` is false) that it waits no longer.
 pub fn want(range: PageRange, begins: bool) {
     let mut wanted = WANTED.lock();
     if begins {
@@ -119,14 +122,14 @@ pub fn want(range: PageRange, begins: bool) {
     }
 }
 
-/// Wakes the agent's thread, or returns `false`: then it looks within [`CHANGES_EVERY`].
+/// Wakes the agent's thread. `false` if that failed: the agent then checks within [`CHANGES_EVERY`].
 pub fn wake_agent() -> bool {
     let Some(thread) = Pid::from_raw(THREAD.load(Ordering::Acquire)) else { return false };
     let alarm = act::file_of_thread(thread, ALARM.load(Ordering::Relaxed));
     alarm.is_ok_and(|alarm| rustix::io::write(alarm, &1_u64.to_ne_bytes()).is_ok())
 }
 
-/// The memory that threads of the program wait for. For the agent's thread.
+/// The memory that threads of the program wait for to become anonymous. For the agent's thread.
 pub fn wanted() -> Vec<PageRange> {
     WANTED.lock().clone()
 }
@@ -136,8 +139,8 @@ pub fn is_wanted(range: PageRange) -> bool {
     WANTED.lock().contains(&range)
 }
 
-/// Puts the agent's userfaultfd back on memory that maps the pool, except where the program's own is still there. For
-/// the agent's thread.
+/// Registers memory in mappings of the pool with the agent's userfaultfd again, except where the program's userfaultfd
+/// is still registered. For the agent's thread.
 pub fn take_back(section: &Section) {
     if !IS_OFF.swap(false, Ordering::Relaxed) {
         return;
@@ -160,8 +163,8 @@ mod tests {
     use act::Purpose;
     use wire::Outcome;
 
-    /// The kernel refuses a whole range where any part of it belongs to somebody else. The program's registration of more
-    /// than it had before once failed for that.
+    /// The kernel refuses to unregister a whole range if any part of it is registered with another userfaultfd. Once,
+    /// the program's registration of more memory than it had before failed because of that.
     #[test]
     fn program_registers_more_than_it_has_registered_before() {
         let Some(mut section) = section() else { return };

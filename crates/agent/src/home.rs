@@ -1,5 +1,6 @@
-//! Memory that was born folded: a private mapping of a template's file, which the program has made by itself, and has asked in. Each of its
-//! pages has a *home*, the slot at its place in the template, and shows it until it is written.
+//! Memory that is shared from the beginning: a private mapping of a template's file, which the program has made by
+//! itself and has enrolled. Each of its pages has a *home*, the slot at its place in the template, and shows its home's
+//! content until it is written.
 //!
 //! ```text
 //!   at home: the file's page, in the program's own mapping; nothing is noted for it
@@ -11,12 +12,13 @@
 //!   placed: a slot, or broken again -------+
 //! ```
 //!
-//! Memory of a file shows the file again when it is discarded, and so does this. The kernel sees to that in the program's own mapping,
-//! which is not even followed, but while pages are folded again. Where other slots are placed, the follower gives a discarded page
-//! the template's bytes until the agent's thread has mapped the template over it.
+//! Memory of a file shows the file's bytes again when it is discarded, and so does this memory. In the program's own
+//! mapping, the kernel does that: the mapping is followed only while its pages are folded again. Where other slots were
+//! placed, the follower copies the template's bytes into a discarded page, until the agent's thread has mapped the
+//! template over it.
 //!
-//! A forked child is followed without the template. So only memory that children do not get (`MADV_DONTFORK`, as QEMU advises) is
-//! folded again. A private page of zeros is left alone, unless its home is empty.
+//! A child's follower does not know the template. So only memory that children do not get (`MADV_DONTFORK`, as QEMU
+//! advises) is folded again. A private page of zeros stays as it is, unless its home is empty.
 
 use crate::follow::{Following, Shared};
 use crate::lock::Lock;
@@ -29,8 +31,8 @@ use page::{HostVirt, PAGE_BYTES, PageRange, PageSet, PoolSlot, pages_to_bytes};
 use rustix::io::Errno;
 use wire::SlotRun;
 
-/// A template of which something is or was mapped here. It is kept for as long as the process lives: memory that shows it may be
-/// discarded at any time.
+/// A template of which something is or was mapped in this process. It is kept as long as the process lives: memory that
+/// shows the template may be discarded at any time.
 struct Template {
     file: (u64, u64),
     view: PoolView,
@@ -49,14 +51,16 @@ fn template(file: (u64, u64), view: &PoolView) -> Result<&'static Template, Errn
     Ok(template)
 }
 
-/// The template that a page with a home shows when it is discarded, and the place of its home in it.
+/// The template whose bytes a page with a home shows when it is discarded, and the index of the page's home in the
+/// template.
 fn of(shared: &Shared, page: HostVirt) -> Option<(&'static Template, u32)> {
     let content = shared.home_of(page)?;
     let all = TEMPLATES.lock();
     all.iter().find_map(|template| Some((*template, template.view.place_of(content)?)))
 }
 
-/// Enters memory that maps templates which the worker has offered. Returns the homes of which the worker is to be told.
+/// Finds memory that maps templates which the worker has offered, and notes it in the table. Returns the homes of which
+/// the worker has to be told.
 pub fn enter(pool: &Pool, following: &Following) -> Vec<SlotRun> {
     let mut table = table::lock();
     let mut told = Vec::new();
@@ -95,13 +99,14 @@ fn enter_part(
     table.enter_home(part, Traits { access: READ_WRITE, home, ..traits })
 }
 
-/// Begins to keep writers out of pages that lie in the program's own mapping. Says whether that can be done.
+/// Begins to keep writers out of pages that lie in the program's own mapping of a template. Returns whether that
+/// succeeded.
 pub fn watch(following: &Following, range: PageRange, traits: Traits) -> bool {
     following.may_replace(range, traits, Kind::Pool) && following.watch().register(range, act::Watch::Writes).is_ok()
 }
 
-/// Ends [`watch`]: unregisters pages in the program's own mapping, which lets writers in. Pages over which slots were
-/// placed meanwhile stay followed.
+/// Ends what [`watch`] began: unregisters the pages that still lie in the program's own mapping, which lets writers in.
+/// Pages over which slots were placed meanwhile stay followed.
 pub fn leave(table: &Table, following: &Following, range: PageRange) {
     let mut placed = PageSet::new();
     table.placed_pages(range).into_iter().for_each(|part| placed.insert(part));
@@ -110,14 +115,15 @@ pub fn leave(table: &Table, following: &Following, range: PageRange) {
     }
 }
 
-/// Has pages show their homes again. All of them are placed, or none is.
+/// Has all pages of a piece show their homes again. If it fails, none of them does.
 ///
 /// # Safety
-/// Writers are kept out, and every page holds what its home holds. With `is_empty`, they hold zeros, and it is not known yet whether
-/// their homes are empty.
+/// Writers are kept out, and every page holds the same bytes as its home. If `is_empty` is set, the pages hold zeros,
+/// and this function checks whether their homes do.
 ///
 /// # Errors
-/// Something else lies there (`ESTALE`), or their homes are not empty. They are as they were then.
+/// Something else lies there (`ESTALE`), or `is_empty` is set and the homes do not hold zeros. The pages are as they
+/// were then.
 pub unsafe fn come_home(
     table: &mut Table,
     following: &Following,
@@ -155,16 +161,17 @@ pub unsafe fn come_home(
     Ok(())
 }
 
-/// Whether slots hold zeros. An empty one would get a page of memory by this look. It has one, if a page with this home was written: the
-/// kernel makes a page of the file, and copies it.
+/// Whether these slots hold zeros. Reading a slot without a page would allocate one. But a slot whose page in the
+/// member was written has one: the kernel reads the file's page, and copies it.
 fn has_zeros(view: &PoolView, first: PoolSlot, pages: u64) -> bool {
     let Some(slots) = view.slots(first, pages) else { return false };
-    // SAFETY: one is a page of the view, which reaches to the end of a file that cannot shrink. The other is a constant.
+    // SAFETY: one is a page of the view, which reaches to the end of a file that cannot shrink. The other is a
+    // constant.
     (0..pages).all(|n| unsafe { act::pages_equal(slots.start.add_pages(n), section::zeros()) })
 }
 
 /// Handles a discard of pages with homes, all with these traits. `is_absent` says whether none of them has a private
-/// copy. Returns the pages whose discard need not be remembered any more.
+/// copy. Returns the pages whose discard no longer needs to be remembered.
 pub fn settle(
     table: &mut Table,
     (following, shared): (&Following, &Shared),
@@ -189,7 +196,7 @@ pub fn settle(
     Some(part)
 }
 
-/// The parts of a range that show homes which are not empty.
+/// The parts of a range whose homes are not empty. All pages of the range show their homes.
 pub fn shown(following: &Following, range: PageRange) -> Vec<PageRange> {
     let Some((template, place)) = of(&following.hold(), range.start) else { return Vec::new() };
     let Some(home) = PoolSlot::new(0, place) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The memory that a forked child has inherited, as the kernel lists it.
+//! Compares the memory that a forked child has inherited with the kernel's list of mappings.
 
 use crate::maps::{self, Mapping};
 use crate::table::{self, Guard};
@@ -6,10 +6,10 @@ use act::{Userfault, Watch};
 use page::{PageRange, PageSet};
 use std::collections::BTreeMap;
 
-/// Attempts to read the list of mappings while the program changes none.
+/// Attempts to read the list of mappings without the table's lock. They fail if the program changes mappings meanwhile.
 const ATTEMPTS: usize = 4;
 
-/// Removes from the child's table all memory that the kernel lists otherwise. This memory was folded at the fork, or
+/// Removes all memory from the child's table that is not as the kernel lists it: what was folded at the fork, or
 /// changed during it. With `notes`, memory that is registered with another userfaultfd is removed, too. For the agent's
 /// thread of a child, before anything is folded.
 ///

@@ -1,17 +1,18 @@
 //! The agent's connection to the keeper: the service's process that follows children of members ([`wire::prove`]), also
 //! when their parents are gone.
 //!
-//! The agent holds on to each userfaultfd that it has handed over, and hands it to the next keeper should this one be
-//! killed. A child waits as long as nobody reads the kernel's messages about it, so nothing is lost meanwhile. For each
-//! child, the keeper answers whether it follows that child.
+//! The agent keeps each userfaultfd that it has handed over, and hands it to the next keeper if this one is killed. A
+//! thread of a child that needs an answer waits as long as nobody reads the kernel's messages about the child, so
+//! nothing is lost meanwhile. For each child, the keeper answers whether it follows that child.
 //!
-//! Each child takes a descriptor in the agent's table of files. The program's limit (`RLIMIT_NOFILE`) bounds them, and
-//! is shared out like this:
+//! The userfaultfd of each child takes a descriptor in the agent's table of files. The program's limit of descriptors
+//! (`RLIMIT_NOFILE`) is shared out like this:
 //!
 //! ```text
 //!   | a half, 512 at most | a quarter | the rest |
 //!                         |           +-- children are left to the keeper and its standby alone (wire::prove::ALONE)
-//!                         +-- the program's memory becomes private, so that children that come later need nobody (Keeper::is_to_give_way)
+//!                         +-- the program's memory becomes private, so that no process has to follow later children
+//!                             (Keeper::is_to_give_way)
 //! ```
 
 use crate::world;
@@ -26,17 +27,17 @@ use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::{ALONE, ALONE_TOO, FOLLOW_FORKS, FOLLOWS_FORKS, KEEP_BYTES, Kept, decode_kept, encode_keep};
 
-/// Time until the next attempt at a keeper that is absent or takes nothing, and between two looks for children that
-/// have ended.
+/// Time until the next attempt to reach a keeper that is absent or takes no child, and between two checks whether
+/// children have ended: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest time that the keeper may take to answer.
+/// Longest time that the keeper may take to answer a request to follow forks: 2 s.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// Most children that are followed for a program that is folded.
+/// Number of followed children at which the program's memory is made private.
 const MOST_FOLLOWED: usize = 512;
 /// Time for which the keeper may take no child before the program's memory is made private: 10 s. The keeper may be
-/// starting again.
+/// restarting meanwhile.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// Time between two looks whether the keeper has given a new connection a place: 1 ms.
+/// Time between two checks whether the keeper has accepted a new connection: 1 ms.
 const PLACE_TIME: Duration = Duration::from_millis(1);
 
 /// The keeper's address, a connection to it, and the children that it follows.
@@ -51,9 +52,10 @@ pub struct Keeper {
     /// Children that the keeper refused or gave back, until the follower takes them over.
     back: Vec<Follower>,
     number: u32,
-    /// Whether the keeper was told that it alone is to follow the children that it has, and has not answered.
+    /// Whether the keeper was asked to follow its children without this process ([`Keeper::leave`]), and has not
+    /// answered yet.
     leaves: bool,
-    /// Whether the keeper has said that it has few places left.
+    /// Whether the keeper has said that it can take few more children.
     is_full: bool,
     /// Time since which the keeper has taken no child; `None` if it takes children.
     refused: Option<Instant>,
@@ -61,18 +63,18 @@ pub struct Keeper {
     next_look: Instant,
 }
 
-/// Descriptors that the agent may have: by the limit of the program.
+/// Number of descriptors that the agent may have, by the program's limit (`RLIMIT_NOFILE`).
 pub fn descriptors() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// A descriptor of no use but to be closed; `None` if none is left.
+/// A descriptor that is only there to be closed when another one is needed; `None` if none is left.
 fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
 impl Keeper {
-    /// Makes no connection yet.
+    /// A keeper to which no connection has been made yet.
     pub fn new(path: PathBuf) -> Self {
         let (now, kept, asked, back) = (Instant::now(), Vec::new(), Vec::new(), Vec::new());
         let (socket, number, leaves, is_full, refused, next_look) = (None, 0, false, false, None, now + RETRY_INTERVAL);
@@ -90,12 +92,12 @@ impl Keeper {
         self.asked.is_empty()
     }
 
-    /// The socket to the keeper, if an answer is due.
+    /// The socket to the keeper, if an answer is expected on it.
     pub fn answers(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().filter(|_| self.leaves || !self.asked.is_empty()).map(AsFd::as_fd)
     }
 
-    /// Hands over a child of which no discards are pending. Returns the child if the keeper did not take it.
+    /// Hands over a child without unsettled discards. Returns the child if the keeper did not take it.
     pub fn take(&mut self, child: Follower) -> Option<Follower> {
         let now = Instant::now();
         if now < self.next {
@@ -116,9 +118,9 @@ impl Keeper {
                 }
                 return None;
             }
-            // The keeper gives a new connection a place at once, or hangs up.
+            // The keeper accepts a new connection at once, or closes it.
             Some(Ok(Sent::NoPlace)) => return Some(child),
-            // The keeper alone hangs up, once it follows none of the children of a connection any more.
+            // The keeper closes a connection by itself only when it follows none of its children any more.
             Some(Err(_)) => self.next_look = now,
             Some(Ok(Sent::Full)) | None => {}
         }
@@ -127,12 +129,13 @@ impl Keeper {
         Some(child)
     }
 
-    /// Gives up a closed connection. The next connection begins without children.
+    /// Gives up a closed connection. The next connection begins without children: those of this one are followed here
+    /// again.
     fn hang_up(&mut self) {
         (self.socket, self.leaves) = (None, false);
         self.spare = spare();
         if !self.asked.is_empty() {
-            // The keeper may not know the request, or not follow children of a process such as this.
+            // The keeper may not know the request, or refuse children of a process like this one.
             self.refused.get_or_insert_with(Instant::now);
         }
         let mut all = std::mem::take(&mut self.kept);
@@ -141,8 +144,8 @@ impl Keeper {
         self.back.append(&mut all);
     }
 
-    /// Asks the keeper to follow the children that it has alone, because descriptors are short. This process closes
-    /// their userfaultfds once the keeper agrees.
+    /// Asks the keeper to be the only one that follows its children, because descriptors are short. This process closes
+    /// the children's userfaultfds once the keeper agrees.
     pub fn leave(&mut self) {
         if !self.leaves && !self.is_idle() {
             let sent = self.socket.as_ref().map(|socket| socket.send(&ALONE, &[]));
@@ -151,7 +154,7 @@ impl Keeper {
     }
 
     /// Whether the program's memory must become private, because too many children have to be followed. `here` is the
-    /// number of children that this process follows; `are_new`: some were born since the last call.
+    /// number of children that this process follows; `are_new`: some were forked since the last call.
     pub fn is_to_give_way(&mut self, here: usize, are_new: bool) -> bool {
         let is_refused = here > 0 && self.refused.take_if(|since| since.elapsed() > REFUSED_FOR).is_some();
         let all = self.kept.len() + self.asked.len() + here;
@@ -159,7 +162,7 @@ impl Keeper {
         std::mem::take(&mut self.is_full) || is_refused || are_many
     }
 
-    /// Takes the keeper's answers. Returns children that it does not follow.
+    /// Reads the keeper's answers. Returns the children that the keeper does not follow.
     pub fn hear(&mut self) -> Vec<Follower> {
         let mut frame = [0; KEEP_BYTES + 1];
         while self.answers().is_some() {
@@ -190,7 +193,8 @@ impl Keeper {
         std::mem::take(&mut self.back)
     }
 
-    /// Forgets children that have ended. Returns all others if the keeper is gone.
+    /// Forgets children that have ended. If the keeper is gone, returns all others, which this process has to follow
+    /// then.
     pub fn look(&mut self) -> Vec<Follower> {
         let now = Instant::now();
         if now < self.next_look {
@@ -211,9 +215,9 @@ impl Keeper {
 #[derive(PartialEq, Eq)]
 enum Sent {
     Yes,
-    /// The keeper has not given the connection a place yet, and takes no files before.
+    /// The keeper has not accepted the connection yet, and takes no files before.
     NoPlace,
-    /// The keeper has too much to read.
+    /// The socket's buffer is full.
     Full,
 }
 
@@ -224,11 +228,11 @@ fn send_file(socket: &Seqpacket, frame: &[u8], file: BorrowedFd<'_>) -> io::Resu
     }
 }
 
-/// Has an idle userfaultfd follow memory and forks. The keeper has the right to begin one that reports forks; without a
-/// keeper, there is none.
+/// Asks the keeper to initialise an idle userfaultfd (`UFFDIO_API`) so that it follows memory and reports forks. The
+/// keeper has the right to do so; without a keeper, no userfaultfd reports forks.
 ///
 /// # Errors
-/// `TimedOut`: the keeper does not answer. Others: there is none, or it refuses.
+/// `TimedOut`: the keeper does not answer. Others: there is no keeper, or it refuses.
 pub fn begin_followed(keeper: &Path, watch: &Userfault) -> io::Result<()> {
     let socket = world::connect(Server::Prover, keeper)?;
     let (mut answer, until) = ([0; 8], Instant::now() + ANSWER_TIME);

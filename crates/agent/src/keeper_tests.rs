@@ -70,7 +70,7 @@ fn child_stays_here_until_keeper_has_room_for_it() {
     assert!(keeper.hear().is_empty() && keeper.has_answered() && !keeper.is_to_give_way(0, false));
 }
 
-/// The keeper dropped such children without a word. They hung, and read stale bytes after their parent's end.
+/// Once, the keeper dropped such children without an answer. They hung, and read stale bytes after their parent's end.
 #[test]
 fn child_that_keeper_has_no_place_for_comes_back_and_no_more_are_to_come() {
     let (listener, _dir) = listening();
@@ -84,7 +84,8 @@ fn child_that_keeper_has_no_place_for_comes_back_and_no_more_are_to_come() {
     }
 }
 
-/// A fork did not return: the keeper took no connection for half a second, and children had taken all descriptors when it did.
+/// A fork did not return: the keeper took no connection for half a second, and children had taken all descriptors when
+/// it did.
 #[test]
 fn connection_is_made_when_children_have_taken_all_descriptors() {
     if !crate::testing::alone("keeper::tests::connection_is_made_when_children_have_taken_all_descriptors") {
@@ -141,7 +142,7 @@ fn children_come_back_when_keeper_is_gone() {
     let claim = one.watch().claim().unwrap();
     assert!(keeper.take(one).is_none());
     assert_eq!((handed(&connection, Kept::Yes), keeper.hear().len()), (1, 0));
-    // It ends before it has answered for this one.
+    // The keeper ends before it has answered for this child.
     assert!(keeper.take(other).is_none());
     keeper.next_look = Instant::now();
     assert!(keeper.look().is_empty() && !keeper.is_idle());
@@ -155,7 +156,8 @@ fn children_come_back_when_keeper_is_gone() {
     assert!(listener.accept().unwrap().is_some(), "it goes to the next keeper");
 }
 
-/// The next connection took them for its own. Nobody read the kernel's messages about them, and their discards never returned.
+/// Once, the next connection took the children of the closed one for its own. No process read the kernel's messages
+/// about them, so their discards never returned.
 #[test]
 fn children_of_a_closed_connection_are_followed_here_when_there_is_another_already() {
     if !crate::testing::alone(
@@ -180,7 +182,7 @@ fn children_of_a_closed_connection_are_followed_here_when_there_is_another_alrea
     assert_eq!(back.len(), 2);
 }
 
-/// Both would read: a keeper that is told nothing goes on.
+/// Otherwise both would read the children's messages: a keeper that is told nothing goes on reading.
 #[test]
 fn connection_on_which_nothing_can_be_sent_is_left_to_the_keeper_to_close() {
     let (listener, _dir) = listening();

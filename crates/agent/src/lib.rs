@@ -1,8 +1,9 @@
-//! The core of the agent, which folds the pages of the process that it is in. ARCHITECTURE.md, section "Folding", shows how
-//! its modules work together.
+//! The core of the agent, which folds the pages of the process that it is in. ARCHITECTURE.md, section "Folding", shows
+//! how its modules work together.
 //!
-//! Two programs are made of it. `preload` is loaded with a program, and stands before the C library's functions (hooks).
-//! `attached` is put into a running process, and works with the program that put it there ([`world::Host`]).
+//! Two programs are made of it. `preload` is a library that is loaded with a program, and whose functions stand before
+//! those of the C library (hooks). `attached` is put into a running process, and works together with the program that
+//! put it there ([`world::Host`]).
 
 pub mod arena;
 pub mod calls;

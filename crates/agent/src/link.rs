@@ -11,10 +11,10 @@ use std::time::Duration;
 use wire::attach::Server;
 use wire::{FRAME_BYTES, ToAgent, ToWorker};
 
-/// Largest number of frames that wait until the worker has read others.
+/// Most frames that wait to be sent while the worker does not read.
 const MOST_WAITING: usize = 256;
 
-/// One connection, until an error ends it.
+/// One connection to the worker, until an error ends it.
 pub struct Link {
     socket: Seqpacket,
     buffer: Vec<u8>,
@@ -25,13 +25,13 @@ impl Link {
     /// Connects to the supervisor, which decides the group and hands the connection to the group's worker.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// Nobody listens at this path.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = world::connect(Server::Worker, path)?;
         Ok(Self { socket, buffer: vec![0; FRAME_BYTES], waiting: VecDeque::new() })
     }
 
-    /// Sends a message, after those that wait.
+    /// Sends a message, after the frames that wait.
     ///
     /// # Errors
     /// The worker is gone, or has read nothing for too long.
@@ -60,7 +60,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether frames wait because the worker takes no more.
+    /// Whether frames wait to be sent, because the worker does not read.
     pub fn is_full(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -70,7 +70,7 @@ impl Link {
         self.waiting.is_empty() && self.socket.unread_bytes().is_ok_and(|bytes| bytes == 0)
     }
 
-    /// The next message and what came with it, if there is one.
+    /// The next message of the worker and the files that came with it; `None` if there is none yet.
     ///
     /// # Errors
     /// The worker is gone, or sent a frame that no worker sends.
@@ -86,8 +86,8 @@ impl Link {
         }
     }
 
-    /// Waits until a message arrives, until the worker takes one of the waiting frames, until `alarm` is readable, or until
-    /// the time is over. Silences the alarm. Returns whether anything came before that time.
+    /// Waits until a message arrives, until the worker takes one of the waiting frames, until `alarm` is readable, or
+    /// until the time is over. Silences the alarm. Returns whether anything came before that time.
     ///
     /// # Errors
     /// The kernel refused.

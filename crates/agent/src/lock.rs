@@ -1,8 +1,8 @@
 //! A lock for data that the program's threads, its signal handlers and the agent's thread share.
 //!
 //! The lock is a word and `futex`, so it allocates nothing and cannot be poisoned. All signals are blocked while it is
-//! held: a signal handler that unmaps memory would otherwise wait for the very thread that it interrupted. Nobody takes
-//! it around a `fork`: a child begins with locks and values of its own ([`Lock::begin_anew`]), or uses none.
+//! held: otherwise a signal handler that unmaps memory could wait for the very thread that it interrupted. The lock is
+//! not held around a `fork`: a child begins with free locks and new values ([`Lock::begin_anew`]), or uses none.
 
 use crate::{arena, raw};
 use std::cell::UnsafeCell;
@@ -32,7 +32,7 @@ impl<T> Lock<T> {
         Self { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// Makes this a free lock around `value`, in whichever state it was. The former value is not dropped.
+    /// Makes this a free lock around `value`, in any state that it was in. The former value is not dropped.
     ///
     /// # Safety
     /// No other thread uses the lock, and nobody holds a guard of it that is still to be dropped.
@@ -42,7 +42,7 @@ impl<T> Lock<T> {
         self.state.store(FREE, Ordering::Release);
     }
 
-    /// Waits for the value, with all signals blocked.
+    /// Waits for the lock, and holds it with all signals blocked.
     pub fn lock(&self) -> Guard<'_, T> {
         if arena::is_own_thread() {
             // The caller is one of the agent's own threads, which run with all signals blocked (`spawn`).
@@ -53,8 +53,8 @@ impl<T> Lock<T> {
         Guard { lock: self, signals: Some(signals) }
     }
 
-    /// As [`Lock::lock`], for a thread of the program's. Each time that the thread has waited for `wait`, it asks
-    /// `give_up` whether to return `None`.
+    /// As [`Lock::lock`], for a thread of the program. Each time that the thread has waited for `wait`, `give_up` is
+    /// called; if it returns true, there is no lock, and the answer is `None`.
     pub fn lock_unless(&self, wait: Duration, give_up: impl Fn() -> bool) -> Option<Guard<'_, T>> {
         let signals = raw::set_signal_mask(u64::MAX);
         if self.acquire_unless(Some(wait), give_up) {
@@ -74,7 +74,7 @@ impl<T> Lock<T> {
         self.acquire_unless(None, || false);
     }
 
-    /// Says whether the lock was taken.
+    /// Returns whether the lock was taken.
     fn acquire_unless(&self, wait: Option<Duration>, give_up: impl Fn() -> bool) -> bool {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return true;
@@ -103,7 +103,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Holds the lock.
+/// Holds the lock, and gives access to the value, until it is dropped.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,

@@ -1,5 +1,6 @@
-//! The map of enrolled memory: which memory may be folded, and what is true of each page of it. Folding rests on these facts. Guesses
-//! are none of its business: it knows no policy and no history, and wakes nobody ([`crate::table`]).
+//! The map of enrolled memory: which memory may be folded, and what is known for certain of each of its pages. Folding
+//! rests on these facts. Guesses are kept elsewhere: this module uses no policy and no history of pages, and wakes no
+//! thread ([`crate::table`]).
 //!
 //! ```text
 //!                 ask                      set_zeroed            (a thread that reads it next gets the kernel's zeros;
@@ -31,19 +32,19 @@ use page::{Bits, CHUNK_PAGES, HostVirt, PAGE_SHIFT, PageRange, PoolSlot, chunks}
 use std::collections::BTreeMap;
 use wire::SlotRun;
 
-/// Memory that the notes of one chunk take, but for homes.
+/// Bytes that the notes of one chunk take, without homes.
 #[cfg(test)]
 pub const CHUNK_BYTES: usize = size_of::<Chunk>();
 
 /// Numbers of pages, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages that may be folded, at once or when the reason against it is taken back. Those that are only reserved are
-    /// left out.
+    /// Pages that may be folded, now or once the reason against it is gone. Memory without any access rights
+    /// (`PROT_NONE`) is left out.
     pub enrolled: u64,
-    /// Pages that map a slot, but for those at home.
+    /// Pages that map a slot, without those that show their homes.
     pub folded: u64,
-    /// Pages that were born folded and show their homes, or empty slots.
+    /// Pages that show their homes ([`crate::home`]), also if these are empty.
     pub at_home: u64,
     /// Pages that were folded as zeros, and were not seen written since.
     pub zeroed: u64,
@@ -61,7 +62,7 @@ pub struct Map {
     zeroed: u64,
     broken: u64,
     generation: u64,
-    /// Whether children are followed, so that memory which they inherit may be folded, too.
+    /// Whether forked children are followed. If they are, memory that they inherit may be folded, too.
     follows_forks: bool,
     /// The chunk at which the next search for rested pages begins.
     next: u64,
@@ -94,7 +95,7 @@ fn of_chunk(key: u64, first: u64, end: u64) -> Bits {
     Bits::span(from - base, to - from)
 }
 
-/// Adds a run to the last one if it continues that. Says whether it does.
+/// Adds a run to the last one, if it continues the last one. Returns whether it does.
 fn joins_last(runs: &mut [SlotRun], run: SlotRun) -> bool {
     let Some(last) = runs.last_mut() else { return false };
     let goes_on =
@@ -104,16 +105,17 @@ fn joins_last(runs: &mut [SlotRun], run: SlotRun) -> bool {
     total.is_some()
 }
 
-/// Appends a run, and joins it to the last one if it continues that.
+/// Appends a run, or joins it to the last one if it continues the last one.
 fn push_run(runs: &mut Vec<SlotRun>, first: u64, count: u64, slot: PoolSlot) {
     let run = SlotRun { start: HostVirt(first << PAGE_SHIFT), slot, pages: count as u16 };
-    // If there is no memory for this note, the pool keeps a slot too long, which is better than to abort the program.
+    // If there is no memory for this note, the worker keeps a slot longer than needed, which is better than to abort
+    // the program.
     if !joins_last(runs, run) && runs.try_reserve(1).is_ok() {
         runs.push(run);
     }
 }
 
-/// Appends a range, and joins it to the last one if the two touch.
+/// Appends a range, or joins it to the last one if the two touch.
 fn push_range(ranges: &mut Vec<PageRange>, first: u64, count: u64) {
     if let Some(last) = ranges.last_mut()
         && last.end().page() == first
@@ -125,7 +127,7 @@ fn push_range(ranges: &mut Vec<PageRange>, first: u64, count: u64) {
 }
 
 impl Map {
-    /// Nothing is enrolled.
+    /// A map in which nothing is enrolled.
     pub const fn new() -> Self {
         Self {
             extents: Extents::new(),
@@ -148,13 +150,13 @@ impl Map {
         self.ask_as(range, Traits::default());
     }
 
-    /// Enters ranges of which nothing else is known.
+    /// Notes ranges with these traits, in place of all that is known of them.
     pub fn know(&mut self, range: PageRange, traits: Traits) {
         let (first, end) = span(range);
         self.extents.insert(first, end, traits);
     }
 
-    /// Notes that the program does something to known memory.
+    /// Notes that the program has changed something about memory that the map knows.
     const fn note_change(&mut self) {
         self.generation += 1;
     }
@@ -172,11 +174,12 @@ impl Map {
             self.extents.insert(at, gap_end, traits);
             at = known.map_or(end, |(_, stop, _)| stop);
         }
-        // Memory with homes that was excluded cannot be enrolled again: the worker counts its pages as away from home.
+        // Memory with homes that was excluded from folding cannot be enrolled again: the worker no longer counts its
+        // pages as showing their homes.
         self.extents.change(first, end, |known| known.asked |= known.home.is_none());
     }
 
-    /// Enrols memory with these traits, in place of those that it had.
+    /// Enrols memory with these traits, in place of its former ones.
     pub fn ask_anew(&mut self, range: PageRange, traits: Traits) {
         let (first, end) = span(range);
         let traits = Traits { asked: true, ..traits };
@@ -186,7 +189,7 @@ impl Map {
         }
     }
 
-    /// Excludes memory from folding for good. Pages that map slots go on doing so.
+    /// Excludes memory from folding for good. Pages that map slots still map them.
     pub fn unask(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.note_change();
@@ -209,8 +212,8 @@ impl Map {
         }
     }
 
-    /// Notes that the contents of this memory were dropped, and that it is anonymous again where it mapped the pool. `ended`
-    /// is called with the pages of each chunk that mapped slots.
+    /// Notes that the program has discarded this memory, and that it is anonymous memory again where it lay in a
+    /// mapping of the pool. `ended` is called with each chunk's pages that mapped slots.
     pub fn discard(&mut self, range: PageRange, mut ended: impl FnMut(u64, Bits)) {
         let (first, end) = span(range);
         self.note_change();
@@ -223,14 +226,14 @@ impl Map {
         self.leave_pool(first, end, true);
     }
 
-    /// Excludes memory from folding until this reason is taken back.
+    /// Excludes memory from folding for this reason, until the reason is taken back ([`Map::open`]).
     pub fn shut(&mut self, range: PageRange, why: Shut) {
         let (first, end) = span(range);
         self.note_change();
         self.extents.change(first, end, |known| known.shut |= why as u8);
     }
 
-    /// Takes a reason back.
+    /// Takes back a reason for which memory was excluded from folding ([`Map::shut`]).
     pub fn open(&mut self, range: PageRange, why: Shut) {
         let (first, end) = span(range);
         self.note_change();
@@ -244,15 +247,15 @@ impl Map {
         self.extents.change(first, end, |known| known.access = access);
     }
 
-    /// Changes the advice that is remembered for this memory.
+    /// Changes the advice that is noted for this memory.
     pub fn advise(&mut self, range: PageRange, change: impl Fn(&mut Advice)) {
         let (first, end) = span(range);
         self.note_change();
         self.extents.change(first, end, |known| change(&mut known.advice));
     }
 
-    /// Notes that memory was moved. Everything known of `from` then holds of the range of that size at `to`. Everything
-    /// known of that range is forgotten.
+    /// Notes that memory was moved from `from` to `to`. What is known of `from` then holds for its new place; what was
+    /// known of that place is forgotten.
     pub fn relocate(&mut self, from: PageRange, to: HostVirt) {
         let (first, end) = span(from);
         let moved: Vec<_> = self.extents.within(first, end).collect();
@@ -268,7 +271,8 @@ impl Map {
         let there = |page: u64| to.page() + (page - first);
         let at = |range: PageRange| PageRange { start: HostVirt(there(range.start.page()) << PAGE_SHIFT), ..range };
         for (start, stop, traits) in moved {
-            // The worker knows homes by their addresses.
+            // The worker knows homes by the addresses of pages, so memory with homes that was moved is enrolled no
+            // longer.
             let home = traits.home.map(|home| home.moved(start, there(start)));
             self.extents.insert(
                 there(start),
@@ -323,8 +327,8 @@ impl Map {
         self.zeroed += range.pages;
     }
 
-    /// Notes that copy-on-write made these pages private; they stay in a mapping of the pool. Their slots are released. `ended` is
-    /// called with the number of each chunk and its pages that have ceased to be folded or to map their homes.
+    /// Notes that a write has made these pages private (copy-on-write). They still lie in a mapping of the pool. Their
+    /// slots are released. `ended` is called with each chunk's pages that were folded or showed their homes until now.
     pub fn set_broken(&mut self, range: PageRange, mut ended: impl FnMut(u64, Bits)) {
         let (first, end) = span(range);
         let at_home = self.at_home(range);
@@ -338,7 +342,7 @@ impl Map {
         self.broken += range.pages;
     }
 
-    /// Notes that these pages map slots of a pool that nobody serves any more. They count as broken, though nobody wrote them.
+    /// Notes that these pages map slots of a pool without a worker. They count as broken, though nobody wrote them.
     pub fn set_orphaned(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.drop_slots(first, end);
@@ -352,7 +356,8 @@ impl Map {
         self.leave_pool(first, end, false);
     }
 
-    /// Notes that these pages were written. `ended` is called with the pages of each chunk that were folded as zeros.
+    /// Notes that these pages were written (pending). `ended` is called with each chunk's pages that were folded as
+    /// zeros.
     pub fn set_pending(&mut self, range: PageRange, mut ended: impl FnMut(u64, Bits)) {
         let (first, end) = span(range);
         let mut zeroed = 0;
@@ -369,8 +374,8 @@ impl Map {
         self.zeroed -= zeroed;
     }
 
-    /// Notes that a scan has found these pages written, or new to it. As [`Map::set_pending`]; until the next call of
-    /// [`Map::take_rested`], they do not count as rested. Returns the enrolled parts of the range.
+    /// As [`Map::set_pending`], for pages that a scan has found written, or that it has scanned for the first time.
+    /// They do not count as rested in the next call of [`Map::take_rested`]. Returns the enrolled parts of the range.
     pub fn scanned(&mut self, range: PageRange, mut ended: impl FnMut(u64, Bits)) -> Vec<PageRange> {
         let (first, end) = span(range);
         let asked = self.extents.within(first, end).filter(|(.., traits)| traits.asked);
@@ -383,8 +388,8 @@ impl Map {
         asked
     }
 
-    /// Ends a scan. Returns pages that have rested, in order of address from where the last search ended. They were
-    /// pending before, are not fresh, and are admitted.
+    /// Ends a scan. Returns pages that have rested, in order of address from where the last search ended: pages that
+    /// were pending before this scan, were not found written by it, and are admitted by `admit`.
     ///
     /// At most `budget` pages are returned, rounded up to whole chunks. Further pages stay pending, and so do pages
     /// that are not admitted.
@@ -422,15 +427,15 @@ impl Map {
         &self.released
     }
 
-    /// Removes slots of this kind from the list of released slots: nobody is to be told of them.
+    /// Removes slots for which `of` holds from the list of released slots: the worker is not told of them.
     pub fn drop_released(&mut self, of: impl Fn(PoolSlot) -> bool) {
         self.released.retain(|run| !of(run.slot));
     }
 
     // --- helpers -----------------------------------------------------------------------------------------------------
 
-    /// Forgets that the pages of `first..end` were folded, zeroed or broken, and releases their slots. Which of them
-    /// are pending is forgotten only with `all`.
+    /// Forgets that the pages of `first..end` were folded, zeroed or broken, and releases their slots. With `all`, also
+    /// forgets which of them are pending.
     fn leave_pool(&mut self, first: u64, end: u64, all: bool) {
         if first >= end {
             return;
@@ -469,7 +474,7 @@ impl Map {
         }
     }
 
-    /// Calls `f` for every chunk of `first..end`, and makes chunks that are missing.
+    /// Calls `f` for every chunk that `first..end` touches. Chunks that do not exist are made.
     fn each_known(&mut self, first: u64, end: u64, mut f: impl FnMut(u64, &mut Chunk)) {
         if first < end {
             for key in keys(first, end) {
@@ -479,7 +484,7 @@ impl Map {
     }
 }
 
-/// The pages of a chunk that may be folded, as far as the traits of their ranges tell.
+/// The pages of a chunk that may be folded, as far as the traits of memory tell.
 fn open_pages(extents: &Extents, key: u64, follows_forks: bool) -> Bits {
     let (first, end) = (key * CHUNK_PAGES, (key + 1) * CHUNK_PAGES);
     let open = extents.within(first, end).filter(|(.., traits)| traits.open(follows_forks));

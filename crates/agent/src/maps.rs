@@ -21,7 +21,8 @@ pub struct Mapping {
     pub heap: bool,
     /// Whether it is private.
     pub private: bool,
-    /// Whether it is a lease's ([`act::SharedMark`]), this process's or one that it inherited. Known only of mappings in a list.
+    /// Whether it is the mapping of a lease ([`act::SharedMark`]), made by this process or inherited. Known only of
+    /// mappings in a list.
     pub lease: bool,
     /// Whether it is private and of a file that has a name like a pool's. Known only of mappings in a list.
     pub has_pool_name: bool,
@@ -70,19 +71,19 @@ const WRITABLE: u64 = 2;
 const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
 
-/// Inode numbers, on [`POOL_DEVICE`], of files whose mappings are known to be the pool's; 0 in free places.
+/// Inode numbers, on [`POOL_DEVICE`], of files whose mappings are known to be the pool's; 0 in unused elements.
 static POOL_FILES: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
 /// Device of the pool's files: memory files lie on one nameless filesystem of the kernel's.
 static POOL_DEVICE: AtomicU64 = AtomicU64::new(0);
 /// Whether memory is locked as soon as it is mapped (`mlockall(MCL_FUTURE)`).
 static LOCKS_FUTURE: AtomicBool = AtomicBool::new(false);
 
-/// Notes whether all new mappings are locked from here on.
+/// Notes whether all new mappings are locked from here on (`mlockall(MCL_FUTURE)`).
 pub fn lock_future(locks: bool) {
     LOCKS_FUTURE.store(locks, Ordering::Relaxed);
 }
 
-/// Whether all new mappings are locked, as far as hooks know.
+/// Whether all new mappings are locked, as far as the hooks have seen.
 pub fn locks_future() -> bool {
     LOCKS_FUTURE.load(Ordering::Relaxed)
 }
@@ -91,18 +92,19 @@ pub fn locks_future() -> bool {
 pub fn know_pool(file: &Stat) {
     POOL_DEVICE.store(file.st_dev, Ordering::Relaxed);
     if !know_file(file.st_ino) {
-        // All places are taken, although a pool has 256 segments at most. So the numbers of files of which nothing is
-        // mapped here are dropped.
+        // All elements are in use, although a pool has 256 segments at most. So files of which nothing is mapped any
+        // more are dropped from the list.
         let mapped = mappings(everything(), false).unwrap_or_default();
         let is_mapped = |number| mapped.iter().any(|mapping| mapping.file == (file.st_dev, number));
         let gone = POOL_FILES.iter().filter(|known| !is_mapped(known.load(Ordering::Relaxed)));
         gone.for_each(|known| known.store(0, Ordering::Relaxed));
-        // If no place is free even now, mappings of the file are taken for the program's own, and left alone.
+        // If there is no room even now, mappings of the file are taken for the program's own, and left alone.
         know_file(file.st_ino);
     }
 }
 
-/// Notes the pools of which something is mapped here, by their files' names. A forked child may not have been told of them.
+/// Notes the pools' files of which something is mapped in this process, by their names. A forked child may not have
+/// been told of them.
 pub fn know_named_pools() {
     let all = mappings(everything(), false).unwrap_or_default();
     for mapping in all.iter().filter(|mapping| mapping.has_pool_name) {
@@ -111,26 +113,26 @@ pub fn know_named_pools() {
     }
 }
 
-/// Returns whether there was a place for this inode number.
+/// Notes an inode number. Returns whether there was room for it.
 fn know_file(number: u64) -> bool {
     let free = POOL_FILES.iter().find(|known| [0, number].contains(&known.load(Ordering::Relaxed)));
     free.inspect(|free| free.store(number, Ordering::Relaxed)).is_some()
 }
 
-/// Whether a mapping of this file is the pool's, as far as is known.
+/// Whether mappings of this file are the pool's, as far as is known.
 pub fn is_pool_file((device, number): (u64, u64)) -> bool {
     let is_known = |known: &AtomicU64| known.load(Ordering::Relaxed) == number;
     number != 0 && device == POOL_DEVICE.load(Ordering::Relaxed) && POOL_FILES.iter().any(is_known)
 }
 
-/// The kind of memory that the table expects at a place.
+/// The kind of memory that the table expects at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Memory of no file.
+    /// Memory without a file.
     Anonymous,
     /// Slots of the pool, or private copies that writes have made of them.
     Pool,
-    /// Some of both.
+    /// Memory of either kind, or of both.
     Either,
 }
 
@@ -160,7 +162,7 @@ impl Drop for File {
 pub struct Maps(File);
 
 impl Maps {
-    /// Opens it for the calling thread.
+    /// Opens the list, for the calling thread.
     ///
     /// # Errors
     /// No descriptor is left, or `/proc` is not there.
@@ -168,7 +170,7 @@ impl Maps {
         File::open(c"/proc/thread-self/maps").map(Self)
     }
 
-    /// Whether all of a range is private memory of this kind, with the protection of these traits, and not locked.
+    /// Whether all of a range is private memory of this kind, has the protection of these traits, and is not locked.
     pub fn shows(&self, range: PageRange, traits: Traits, kind: Kind) -> bool {
         let mut at = range.start;
         while at < range.end() {
@@ -201,13 +203,13 @@ impl Maps {
         true
     }
 
-    /// The pages behind a range that belong to the mapping of its last page.
+    /// The pages directly behind a range that belong to the same mapping as its last page.
     pub fn behind(&self, range: PageRange) -> PageRange {
         let end = self.ask(HostVirt(range.end().0 - PAGE_BYTES as u64)).map_or(range.end(), |last| last.range.end());
         PageRange { start: range.end(), pages: end.page() - range.end().page() }
     }
 
-    /// The mapping that holds a page.
+    /// The mapping that contains an address; `None` if there is none, or the list cannot be read.
     pub fn ask(&self, at: HostVirt) -> Option<Mapping> {
         let page = PageRange { start: at, pages: 1 };
         let query = match query(self.0.0, at) {
@@ -235,8 +237,8 @@ impl Maps {
     }
 }
 
-/// Whether part of a range of private memory is locked: `msync` refuses to invalidate locked memory, and does nothing to
-/// other memory.
+/// Whether a part of a range of private memory is locked. `msync(MS_INVALIDATE)` fails with `EBUSY` on locked memory,
+/// and does nothing to other memory.
 pub fn is_locked(range: PageRange) -> bool {
     let bytes = range.pages as usize * PAGE_BYTES;
     // SAFETY: without `MS_SYNC`, the call changes nothing.
@@ -266,8 +268,8 @@ pub fn is_one(range: PageRange) -> bool {
     }
 }
 
-/// The mappings within a range, in order; `None` where they cannot be read. Flags and advice are read only on demand,
-/// because the kernel then counts pages. For callers that hold the table's lock, because it allocates.
+/// The mappings within a range, in order; `None` if they cannot be read. Flags and advice are read only on demand,
+/// because the kernel counts all pages of the mappings then. It allocates, so callers hold the table's lock.
 pub fn mappings(within: PageRange, flags: bool) -> Option<Vec<Mapping>> {
     let path = if flags { c"/proc/thread-self/smaps" } else { c"/proc/thread-self/maps" };
     read_all(File::open(path).ok()?.0, within)
@@ -302,7 +304,7 @@ fn read_all(file: usize, within: PageRange) -> Option<Vec<Mapping>> {
     }
 }
 
-/// Parses a line. Returns whether lines behind it can still matter.
+/// Parses a line. Returns whether later lines can still matter.
 fn take_line(line: &[u8], within: PageRange, found: &mut Vec<Mapping>) -> bool {
     let line = &*String::from_utf8_lossy(line);
     if let Some(key) = line.strip_prefix("ProtectionKey:") {

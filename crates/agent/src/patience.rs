@@ -5,7 +5,7 @@ use page::{HostVirt, PageRange};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Largest number of pages that are remembered.
+/// Most pages for which a failure is remembered.
 const MAX_PAGES: usize = 1 << 14;
 /// Wait after the first failure, and longest wait: 1 s, 64 s.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
@@ -16,7 +16,7 @@ struct Wait {
     time: Duration,
 }
 
-/// Waits of pages that could not be folded, by page number.
+/// When each page that could not be folded may be tried again, by page number.
 #[derive(Default)]
 pub struct Patience(BTreeMap<u64, Wait>);
 
@@ -32,7 +32,7 @@ impl Patience {
         }
     }
 
-    /// The pages of the range that are to be left alone.
+    /// The pages of the range that must not be tried yet.
     pub fn waiting(&self, range: PageRange, now: Instant) -> impl Iterator<Item = PageRange> {
         let pages = self.0.range(range.start.page()..range.end().page());
         pages

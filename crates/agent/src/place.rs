@@ -1,10 +1,12 @@
-//! Maps slots of the pool in a program's memory, so that the follower learns of every discard from the first moment on.
+//! Maps slots of the pool in a program's memory, so that the follower gets the message of every discard there from the
+//! first moment on.
 //!
-//! A mapping is followed once it is registered with the userfaultfd. A discard between mapping and registering would go
-//! unseen. The discarded pages would then read as the pool's bytes, and not as zeros. So there are three ways:
+//! A mapping is followed once it is registered with the userfaultfd. If pages were discarded between mapping and
+//! registering, no message would be sent, and they would read as the pool's bytes, and not as zeros. So there are three
+//! ways:
 //!
 //! ```text
-//!   discards past the hooks were seen, or may come:
+//!   discards that bypass the hooks were seen, or may come:
 //!      map the slots elsewhere, register, move the mapping over (the kernel tells the follower). This takes longer
 //!   else, if the program has asked that forked children never get this memory (MADV_DONTFORK):
 //!      map the slots elsewhere, advise, move the mapping over, register there
@@ -22,7 +24,7 @@ use act::{PoolView, Watch, move_mapping_over};
 use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 
-/// Most attempts to register slots that were mapped in place. They must be followed, so there are many.
+/// Most attempts to register slots that were mapped in place. There are many, because the slots must be followed.
 const ATTEMPTS: u32 = 1000;
 
 /// Slots that are to be placed.
@@ -34,20 +36,22 @@ pub struct Placing<'a> {
     pub slot: PoolSlot,
     /// The traits of the memory that they replace.
     pub traits: Traits,
-    /// Its kind.
+    /// The kind of that memory.
     pub kind: Kind,
-    /// Address of copies for children that were born while pages were out of reach.
+    /// Address of copies of the pages, for children that were forked while the pages were out; `None` if no page is
+    /// out.
     pub staged: Option<HostVirt>,
 }
 
 /// Replaces the mapping at `piece`, which is registered with the follower, by slots.
 ///
 /// # Safety
-/// The program would find `piece` unchanged: the slots hold what it held. Nobody can write it until this returns.
+/// The slots must hold the same bytes as `piece`, so that the program finds it unchanged. Nobody may be able to write
+/// `piece` until this returns.
 ///
 /// # Errors
-/// The process has as many mappings as it may, memory is short, or something else lies there (`ESTALE`). Then `piece`
-/// is as it was.
+/// The process has as many mappings as it may, memory is short, or the kernel lists something else at `piece`
+/// (`ESTALE`). Then `piece` is as it was.
 pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRange) -> Result<(), Errno> {
     let Placing { pool, slot, traits, kind, staged } = placing;
     let advice = traits.inherited_by_pool();
@@ -98,11 +102,11 @@ pub unsafe fn place(following: &Following, placing: Placing<'_>, piece: PageRang
     Ok(())
 }
 
-/// Fills in all pages that were not discarded.
+/// Maps the slots' pages at all pages that were not discarded.
 fn fill(following: &Following, shared: &Shared, piece: PageRange) -> Result<(), Errno> {
     let kept = shared.kept(piece);
     if kept.is_empty() {
-        // This only shows whether a message is unread.
+        // This call changes nothing. It fails with `EAGAIN` while a message is unread.
         return following.watch().protect(piece, false);
     }
     for range in kept {

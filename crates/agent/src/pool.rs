@@ -7,25 +7,25 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// A segment, the file that it is (device and inode number), and whether the worker of this connection offered it.
+/// A segment, the identity of its file (device and inode number), and whether the worker of the present connection has
+/// offered it.
 struct Segment {
     view: PoolView,
     file: (u64, u64),
     offered: bool,
 }
 
-/// All segments that this member maps or may map, and how often one was offered.
+/// All segments that this member maps or may map, by number, and how often any segment was offered.
 #[derive(Default)]
 pub struct Pool(BTreeMap<u8, Segment>, u64);
 
 impl Pool {
-    /// Begins a new connection: a segment that the worker does not offer again is not part of its pool.
+    /// Begins a new connection: segments count as part of the pool only after the new worker has offered them again.
     pub fn withdraw(&mut self) {
         self.0.values_mut().for_each(|segment| segment.offered = false);
     }
 
-    /// Takes a segment that the worker offers. Returns `true` if the number stood for another file before; it no longer
-    /// does.
+    /// Takes a segment that the worker offers. Returns `true` if this number stood for another file until now.
     ///
     /// # Errors
     /// The file is not a segment's, does not have the length that the worker said, or address space is short.
@@ -54,14 +54,15 @@ impl Pool {
         self.1
     }
 
-    /// The template that is this file, if the worker of this connection offered one: its number, and how many slots it has.
+    /// The number and the length in slots of the template in this file; `None` if the worker of this connection has
+    /// offered no such template.
     pub fn template(&self, file: (u64, u64)) -> Option<(u8, u64)> {
         let mut templates = self.0.range(PoolSlot::FIRST_TEMPLATE..);
         let (number, segment) = templates.find(|(_, segment)| segment.offered && segment.file == file)?;
         Some((*number, segment.view.pages()))
     }
 
-    /// The segment that a slot lies in, if the worker of this connection offered it.
+    /// The segment that a slot lies in; `None` if the worker of this connection has not offered it.
     pub fn of(&self, slot: PoolSlot) -> Option<&PoolView> {
         self.0.get(&slot.segment()).filter(|segment| segment.offered).map(|segment| &segment.view)
     }
@@ -71,12 +72,12 @@ impl Pool {
         self.0.retain(|_, segment| segment.offered);
     }
 
-    /// Waits until nobody holds the lock that unmapping takes, segment by segment ([`PoolView::wait_for_lock`]).
+    /// Waits, for each segment, until the kernel's lock that unmapping takes is free ([`PoolView::wait_for_lock`]).
     pub fn wait_for_locks(&self) {
         self.0.values().for_each(|segment| segment.view.wait_for_lock());
     }
 
-    /// Unmaps the slots that were mapped for comparisons.
+    /// Drops the page-table entries of slots that were read for comparisons.
     pub fn rest(&self) {
         self.0.values().for_each(|segment| segment.view.rest());
     }

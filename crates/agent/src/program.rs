@@ -1,5 +1,5 @@
-//! The parts of the agent's thread that differ by the way in which the agent came into its program. It was loaded with it, or put into it
-//! while it ran.
+//! The parts of the agent's thread that depend on how the agent got into its program: it was loaded with the program
+//! (`preload`), or put into the running program (`attached`).
 
 use crate::fold::Folder;
 use crate::pool::Pool;
@@ -8,13 +8,14 @@ use host::Pagemap;
 use std::time::Duration;
 use wire::{MemberState, MemberStats};
 
-/// The agent's threads, as the program that they are in lets them work. For the agent's first thread.
+/// What the agent's first thread asks the program that it was made part of: `preload` or `attached`.
 pub trait Program: Sync {
-    /// Looks for memory that is to be enrolled, if it is time for that. `before_fold`: a fold comes next, and gives slots the
-    /// advice that was found. With hooks, there is nothing to look for.
+    /// Looks for memory that is to be enrolled, if it is time for that. `before_fold`: pages are going to be folded
+    /// next, so the advice (`madvise`) of memory is read, too, which its slots have to get. With hooks, there is
+    /// nothing to look for.
     fn discover(&self, _section: &Section, _before_fold: bool) {}
 
-    /// The state of a member that enrols all its memory and has none, and a message for people: why it is.
+    /// The state of a member that enrols all its memory and has none enrolled, and the reason, as a message for people.
     fn why_nothing_is_mapped(&self) -> (MemberState, String);
 
     /// Notes that a worker has told the agent to leave.
@@ -26,7 +27,7 @@ pub trait Program: Sync {
     /// Sleeps, unless the agent is to leave.
     fn sleep(&self, time: Duration);
 
-    /// Makes all memory that maps the pool anonymous, so that the agent may leave. If `false`, the agent goes on with its work. There is
-    /// no connection to a worker.
+    /// Makes all memory in mappings of the pool anonymous, so that the agent can leave. There is no connection to a
+    /// worker meanwhile. If it returns `false`, the agent goes on with its work.
     fn leave(&self, all: &mut Result<Folder, String>, given: (&Pagemap, &Pool), stats: &mut MemberStats) -> bool;
 }

@@ -5,10 +5,10 @@ use std::arch::asm;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Makes `mmap` over what lies at a place (`MAP_FIXED`).
+/// Makes `mmap` over the memory that lies at this address (`MAP_FIXED`).
 ///
-/// Old kernels (before Linux 6.12) unmap that before they ask for memory. If there is none, the call is made again until it succeeds, as by
-/// `act::move_mapping_over`.
+/// Kernels before Linux 6.12 unmap that memory before they allocate the new mapping. If that fails, nothing is mapped
+/// there, and the call is made again until it succeeds, as by `act::move_mapping_over`.
 ///
 /// # Safety
 /// The caller may replace the memory there.
@@ -29,14 +29,14 @@ pub unsafe fn map_over(arguments: [usize; 6]) -> Answer {
     }
 }
 
-/// `futex` on a word of the agent's, without time-out.
+/// Calls `futex` on a word of the agent's, without time-out.
 pub fn futex(word: &AtomicU32, operation: i32, value: u32) -> Answer {
     let arguments = [word.as_ptr() as usize, operation as usize, value as usize, 0, 0, 0];
     // SAFETY: waiting and waking read no memory but the word, which is borrowed until the call returns.
     unsafe { call(libc::SYS_futex, arguments) }
 }
 
-/// Waits while a word of this process has this value; `false` if it has waited for `most`.
+/// Waits while a word of this process has this value. `false` if the time `most` has passed.
 pub fn futex_wait(word: &AtomicU32, value: u32, most: Option<Duration>) -> bool {
     let most = most.map(|most| [most.as_secs(), most.subsec_nanos().into()]);
     let until = most.as_ref().map_or(0, |most| most.as_ptr() as usize);
@@ -63,7 +63,7 @@ pub fn stack() -> usize {
     pointer
 }
 
-/// The answer as the C library's wrappers return it: the value, or -1 and `errno`.
+/// The answer as a function of the C library returns it: the value, or -1 with the error in `errno`.
 pub fn c_answer(answer: Answer) -> Answer {
     let Some(number) = error(answer) else { return answer };
     // SAFETY: returns the address of the calling thread's own `errno`, which exists from the thread's first instruction

@@ -1,8 +1,9 @@
-//! Checks that everything which may write the member's memory behind the processor's back pins the pages it writes.
+//! Checks that everything that may write the member's memory other than through its page tables pins the pages it
+//! writes.
 //!
-//! A fold is safe because the kernel refuses to move a page that may be pinned for DMA. The kernel does not see a plain
-//! reference (`get_user_pages`). A page that is the target of such a read in flight would be folded, and the data that
-//! the read brings would be lost. So a member is folded only while everything that it has open is known to pin or to
+//! A fold is safe because the kernel refuses to move a page that may be pinned for DMA. It does not refuse a page of
+//! which someone holds a plain reference (`get_user_pages`). If such a page were folded while a device still reads data
+//! into it, the data would be lost. So a member is folded only while all files that it has open are known to pin or to
 //! copy ([`judge`]).
 //!
 //! ```text
@@ -16,12 +17,12 @@
 //!                           on a new mount: the survey judges
 //! ```
 //!
-//! *For ever*, because a read that was begun outlives the descriptor (asynchronous I/O, files registered with an
-//! `io_uring`). Reads that end with their system call are taken to be over some time after the file was seen last
-//! ([`LINGER`]).
+//! *For ever*, because a read may go on after the descriptor was closed (asynchronous I/O, files registered with an
+//! `io_uring`). Reads that end with their system call are assumed to be over some time after the file was last seen
+//! open ([`LINGER`]).
 //!
-//! Only the survey sees files that were opened past the hooks (system calls made without the C library). So the survey
-//! is also repeated from time to time while the generation stays.
+//! Files that were opened in a way that bypasses the hooks (system calls made without the C library) are seen by the
+//! survey alone. So the survey is also repeated from time to time while the generation stays.
 
 mod facts;
 pub mod files;
@@ -43,38 +44,40 @@ use std::time::{Duration, Instant};
 
 /// Variable with the names of filesystems that are not trusted to pin, separated by commas.
 const NOT_PINNING: &str = "PAGEFOLD_NOT_PINNING";
-/// Time after which a system call that was under way when its file was closed is taken to have ended.
+/// Time after a file was last seen open, after which all system calls on it are assumed to have ended: 60 s.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// Filesystems that are not trusted to pin, as [`Distrusted`] keeps them.
+/// Filesystems that are not trusted to pin, as the bits of [`Distrusted`].
 static DISTRUSTED: AtomicU32 = AtomicU32::new(0);
-/// First finding of a hook that holds for ever: see [`Sticky`].
+/// The first finding of a hook that holds for ever: a [`Sticky`] in the upper half, a detail in the lower; 0 for none.
 static STICKY: AtomicU64 = AtomicU64::new(0);
-/// Finding of the last survey that had one, and when that was; without a time if the finding holds for ever.
+/// The finding of the last survey that found something, and when it was made; without a time if the finding holds for
+/// ever.
 static SEEN: Lock<Option<(Reason, Option<Instant>)>> = Lock::new(None);
 
-/// A hook's finding, without words: a kind in the upper half, a detail in the lower. 0 is nothing.
+/// The kind of a hook's finding. Its detail is the number of a file system or of a socket's family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Sticky {
-    /// Direct reads from this filesystem.
+    /// The program has opened a file of this filesystem for direct reads.
     DirectReads = 1,
-    /// `vmsplice`.
+    /// The program has called `vmsplice`.
     Spliced = 2,
-    /// A socket of this family.
+    /// The program has made a socket of this family.
     Socket = 3,
-    /// `setsockopt(TCP_ULP)`: the kernel decrypts into pages that it holds by plain references (`tls_setup_from_iter`).
+    /// The program has called `setsockopt(TCP_ULP)`: the kernel decrypts into pages that it holds by plain references
+    /// (`tls_setup_from_iter`).
     Tls = 4,
 }
 
 /// How long a survey's finding holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holds {
-    /// For this survey alone: the survey could not look at a file.
+    /// For this survey alone: a file could not be examined.
     Once,
-    /// While the file is open, and [`LINGER`] longer.
+    /// While the file is open, and for [`LINGER`] after that.
     While,
-    /// A read may outlive the descriptor.
+    /// For ever: a read may go on after the descriptor was closed.
     ForEver,
 }
 
@@ -88,14 +91,15 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Reads which filesystems the operator or a test distrusts. For the constructor.
+/// Reads which filesystems the operator or a test distrusts. Called by the library's constructor.
 pub fn init() {
     if let Ok(names) = std::env::var(NOT_PINNING) {
         distrust(&names);
     }
 }
 
-/// Trusts none of these filesystems to pin, whose names are separated by commas. Returns whether one of them may not pin.
+/// From here on, trusts none of these filesystems to pin. Their names are separated by commas. Returns whether any of
+/// the names means a filesystem that is otherwise trusted.
 pub fn distrust(names: &str) -> bool {
     let distrusted = Distrusted::parse(names);
     DISTRUSTED.store(distrusted.0, Ordering::Relaxed);
@@ -105,7 +109,7 @@ pub fn distrust(names: &str) -> bool {
 /// Gives a forked child locks of its own. Findings that hold for ever hold in the child, too.
 ///
 /// # Safety
-/// The calling thread is the only one, and holds none of them.
+/// The calling thread is the only one, and holds none of these locks.
 pub(crate) unsafe fn begin_anew() {
     // SAFETY: by the caller.
     unsafe { SEEN.begin_anew(None) };
@@ -116,13 +120,13 @@ pub(crate) unsafe fn begin_anew() {
 /// Judges every open file of the process. For the agent's thread.
 ///
 /// # Errors
-/// One of them, or something that the process did before, may write memory without pinning it.
+/// An open file, or something that the process did before, may write memory without pinning it.
 pub fn survey() -> Result<(), Reason> {
     if let Some(reason) = said_by_hook() {
         return Err(reason);
     }
     let found = files::worst();
-    // Afterwards, because the survey gets to know the mounts of files that are open.
+    // This is done after the survey, which has found out about the mounts of open files.
     answer_hooks();
     if let Some(reason) = said_by_hook() {
         return Err(reason);
@@ -130,7 +134,7 @@ pub fn survey() -> Result<(), Reason> {
     take_in(&mut SEEN.lock(), found)
 }
 
-/// Records a survey's finding. Returns the reason that holds now, if there is one.
+/// Records a survey's finding. The error is the reason that holds now, if there is one.
 fn take_in(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, Holds)>) -> Result<(), Reason> {
     match (&*seen, found) {
         (Some((reason, None)), _) => return Err(reason.clone()),
@@ -144,7 +148,7 @@ fn take_in(seen: &mut Option<(Reason, Option<Instant>)>, found: Option<(Reason, 
     }
 }
 
-/// Judges files that hooks could not, because they were opened on mounts that were not known.
+/// Judges files that hooks could not judge, because their mounts were not known.
 fn answer_hooks() {
     for question in mounts::asked() {
         let filesystem = mounts::seen(question.mount);
@@ -159,19 +163,19 @@ fn distrusted() -> Distrusted {
     Distrusted(DISTRUSTED.load(Ordering::Relaxed))
 }
 
-/// Changes the generation, because a file was opened that is not known to pin or to copy. Surveys find that file by
-/// themselves.
+/// Changes the generation, because a file was opened that is not known to pin or to copy. The next survey finds that
+/// file by itself.
 fn stir() {
     openings::count();
 }
 
-/// Notes for good a reason that outlives the open file, and changes the generation.
+/// Notes for good a reason that may last longer than the file is open, and changes the generation.
 pub fn stick(what: Sticky, detail: u32) {
     let _ = STICKY.compare_exchange(0, (what as u64) << 32 | u64::from(detail), Ordering::SeqCst, Ordering::SeqCst);
     stir();
 }
 
-/// A hook's finding in words, for people.
+/// The hook's finding that holds for ever, in words for people; `None` if there is none.
 pub fn said_by_hook() -> Option<Reason> {
     let sticky = STICKY.load(Ordering::SeqCst);
     let detail = sticky as u32;
@@ -188,10 +192,10 @@ pub fn said_by_hook() -> Option<Reason> {
     Some(Reason(text))
 }
 
-/// End of all reasons.
+/// The end of all such messages.
 const UNPINNED: &str = "which is not known to pin the memory that it reads or writes; nothing can be folded safely";
 
-/// Judges a file on a mount, that the program is about to be given.
+/// Judges a file that the program is about to be given. `mount` is the number of the file's mount.
 pub fn in_hook(file: Facts, mount: u64) {
     match judge::judge(file, distrusted()) {
         Verdict::Harmless => {}

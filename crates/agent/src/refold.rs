@@ -1,8 +1,8 @@
-//! Folds pages again that were broken.
+//! Folds pages again that were folded and then written (broken).
 //!
-//! A page that the member broke by writing is private, but lies in a mapping of the pool. The kernel moves nothing
-//! out of such a mapping, so the page cannot be taken out of everybody's reach, as the section does. It stays where
-//! it is. The section's move proves that nobody can be writing the page; here this is proved in two steps:
+//! A broken page is private, but lies in a mapping of the pool. The kernel moves no page out of such a mapping, so the
+//! page cannot be moved out as in the section. It stays where it is. Moving a page proves that nobody can be writing
+//! it; here, this is proved in two steps:
 //!
 //! ```text
 //!   BROKEN, and at rest
@@ -18,14 +18,14 @@
 //!      \--> Folded. Wake who slept: they find the slot, and break it
 //! ```
 //!
-//! A page of a pool that nobody serves any more takes the same way. It shows a file that nobody can write, so it needs no witness
-//! ([`crate::witness`]).
+//! Pages that map a pool without a worker are handled the same way. Such a page belongs to a file that nobody can
+//! write, so no witness is needed ([`crate::witness`]).
 //!
 //! A thread that only reads the page meanwhile reads the same bytes before and after. A page that is discarded
 //! meanwhile reads as zeros afterwards: the kernel tells the follower of it (`follow`).
 //!
-//! The table's lock is held while writers are kept out. That ends by itself: it concerns at most [`GROUP_PAGES`]
-//! pages in [`GROUP_PARTS`] parts at a time, and a witness answers soon or not at all.
+//! The table's lock is held while writers are kept out. This time is bounded: at most [`GROUP_PAGES`] pages in
+//! [`GROUP_PARTS`] parts are handled at a time, and a witness that does not answer soon is not waited for.
 
 use crate::follow::Following;
 use crate::home;
@@ -43,9 +43,9 @@ use std::time::{Duration, Instant};
 use wire::prove::Proof;
 use wire::{Outcome, SlotRun};
 
-/// Most pages that writers are kept out of at a time.
+/// Most pages from which writers are kept out at the same time.
 pub const GROUP_PAGES: u64 = RUN_PAGES;
-/// Most parts of memory that these pages may lie in.
+/// Most parts in which these pages may lie.
 const GROUP_PARTS: usize = 12;
 
 /// Consecutive broken pages that are to be folded to consecutive slots.
@@ -55,15 +55,15 @@ pub struct Part<'a> {
     pub range: PageRange,
     /// Where their contents are in the pool; `None` for zeros.
     pub source: Option<Source<'a>>,
-    /// Index of the outcome for the first of them.
+    /// Index of the outcome for the first page.
     pub at: usize,
 }
 
-/// Folds the first of these parts, and says what became of each page. Returns how many parts they were, and how long
-/// writers were kept out.
+/// Folds the first of these parts, and sets the outcome of each of their pages. Returns the number of parts, and how
+/// long writers were kept out.
 ///
-/// `table` is the table's lock, held. The caller has seen in it that all of the pages are broken and may be folded.
-/// The caller asked `references` at `generation` or later.
+/// `table` is the table's lock, held. The caller has seen in it that all of the pages are broken and may be folded, and
+/// has made a survey (`references`) at `generation` or later.
 pub fn fold_group(
     table: &mut Guard,
     (pagemap, following, reader, witness): (&Pagemap, &Following, &mut SoftReader, &mut Witness),
@@ -76,13 +76,13 @@ pub fn fold_group(
     if !witness.is_at_hand() && !group.iter().any(|part| shows_file(pagemap, part.range)) {
         return (group.len(), Duration::ZERO);
     }
-    // Mapping slots takes the lock of the pool's file. Wait for that lock before writers are kept out.
+    // Mapping slots takes the lock of the pool's file, so that lock is waited for before writers are kept out.
     group.iter().find_map(|part| part.source).inspect(|source| source.pool.wait_for_lock());
     following.hold().begin_section();
     let began = Instant::now();
     let at_home: Vec<PageRange> =
         group.iter().filter(|part| is_in_own_mapping(table, part)).map(|part| part.range).collect();
-    // Where the program looks after its faults by itself, this fails, and the part stays as it is.
+    // If the program has registered the memory with its own userfaultfd, this fails, and the part stays as it is.
     let keep_out = |part: &&Part<'_>| {
         let is_watched = !at_home.contains(&part.range)
             || table.traits(part.range).is_some_and(|traits| home::watch(following, part.range, traits));
@@ -97,7 +97,7 @@ pub fn fold_group(
     (group.len(), began.elapsed())
 }
 
-/// Whether no page of a range is the member's own: it maps a pool that nobody serves any more.
+/// Whether no page of a range is private to the member: all of them map a pool without a worker.
 pub fn shows_file(pagemap: &Pagemap, range: PageRange) -> bool {
     pagemap.private_ranges(range.start, range.end()).is_ok_and(|own| own.is_empty())
 }
@@ -107,7 +107,7 @@ fn is_in_own_mapping(table: &Table, part: &Part<'_>) -> bool {
     table.home(part.range.start.page()).is_some() && table.placement(part.range) == Some(false)
 }
 
-/// The first parts, as many as a group may have; one at least.
+/// The first of these parts: as many as are handled at a time, and one at least.
 fn first_group<'a, 'b>(parts: &'b [Part<'a>]) -> &'b [Part<'a>] {
     let mut pages = 0;
     let fits = |part: &&Part<'_>| {
@@ -127,7 +127,8 @@ fn prepare(group: &[Part<'_>], outcomes: &mut [Outcome]) {
     }
 }
 
-/// Judges and replaces parts that writers are kept out of. `proofs` has one for each of their pages, in order.
+/// Compares and replaces parts from which writers are kept out. `proofs` has an answer of the witness for each of their
+/// pages, in order.
 fn replace_proved(
     table: &mut Table,
     (following, reader): (&Following, &mut SoftReader),
@@ -135,7 +136,7 @@ fn replace_proved(
     (mut proofs, generation): (&[Proof], u64),
     outcomes: &mut [Outcome],
 ) {
-    // Asked after writers were kept out, as in the section after the move.
+    // The generation is read after writers were kept out, as the section reads it after the move.
     let pinned = references::generation() != generation;
     for part in kept_out {
         let of_part = &mut outcomes[part.at..part.at + part.range.pages as usize];
@@ -149,7 +150,7 @@ fn replace_proved(
     }
 }
 
-/// Lets writers in again, and wakes everybody who sleeps on these parts.
+/// Lets writers in again, and wakes all threads that sleep on these parts.
 fn let_writers_in(table: &Table, following: &Following, kept_out: &[&Part<'_>]) {
     for part in kept_out {
         // Pages that were replaced are not protected; those that were not still are.
@@ -161,18 +162,18 @@ fn let_writers_in(table: &Table, following: &Following, kept_out: &[&Part<'_>]) 
     }
 }
 
-/// Compares each page that is proved to be free with its slot. Afterwards, the outcome `Folded` stands for a page
+/// Compares each page that the witness found free with its slot. Afterwards, the outcome `Folded` stands for a page
 /// that can be replaced.
 fn judge(following: &Following, reader: &mut SoftReader, part: &Part<'_>, proofs: &[Proof], outcomes: &mut [Outcome]) {
     let slots = part.source.map(|s| s.pool.slots(s.first, part.range.pages));
     let Some(slots) = slots.map_or(Some(None), |slots| slots.map(Some)) else { return };
-    // Held while the pages are read. A page that was discarded cannot be read before writers are let in again: the
-    // reader would wait for ever.
+    // This lock is held while the pages are read. A page that was discarded must not be read before writers are let in
+    // again: the read would never end.
     let shared = following.hold();
     for kept in shared.kept(part.range) {
         let first = (kept.start.page() - part.range.start.page()) as usize;
-        // The reader copies them, because the program may unmap them by a system call of its own. Nobody can write
-        // them.
+        // The reader copies the pages, because the program may unmap them by a system call that bypasses the hooks.
+        // Nobody can write them.
         for n in 0..reader.read(kept) {
             if proofs[first + n] != Proof::Free {
                 continue;
@@ -218,8 +219,8 @@ fn map_over(
     if let Some(home) = traits.home.map(|home| home.of(piece.start.page()))
         && slot.is_none_or(|slot| slot == home)
     {
-        // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot, which is its home, or
-        // zeros. The table's lock keeps other threads from mapping anything else there.
+        // SAFETY: every page of the piece is read-only for everybody, and holds the bytes of its slot, which is its
+        // home, or zeros. The table's lock keeps other threads from mapping anything else there.
         return unsafe { home::come_home(table, following, (piece, traits), slot.is_none()) };
     }
     match (source, slot) {
@@ -245,8 +246,8 @@ fn place_zeros(following: &Following, piece: PageRange, traits: Traits) -> Resul
     if !following.may_replace_followed(piece, traits, Kind::Pool) {
         return Err(Errno::STALE);
     }
-    // SAFETY: every page of the piece is read-only for everybody, and holds zeros, as our mapping does. The table's lock
-    // keeps other threads from mapping anything else there.
+    // SAFETY: every page of the piece is read-only for everybody, and holds zeros, as our mapping does. The table's
+    // lock keeps other threads from mapping anything else there.
     unsafe { move_mapping_over(zeros.range(), piece.start) }?;
     zeros.forget();
     Ok(())

@@ -43,7 +43,8 @@ fn fold_again_by(
     outcomes
 }
 
-/// Others hold such a page, too, so it was never folded again. It shows a file that nobody can write, and takes no witness.
+/// Once, such a page was never folded again, because other processes map it, too. It shows a file that nobody can
+/// write, so it needs no witness.
 #[test]
 fn pages_of_pool_that_nobody_serves_are_folded_without_witness() {
     let Some(mut section) = section() else { return };
@@ -54,7 +55,7 @@ fn pages_of_pool_that_nobody_serves_are_folded_without_witness() {
     table::lock().set_orphaned(run);
     let counts = table::lock().counts();
     assert!(counts.folded == 0 && counts.broken >= 8 && table::lock().released().is_empty(), "{counts:?}");
-    // That one has become the member's own.
+    // This write gives the member a private copy of one page.
     member.word(3, 3).store(0, Ordering::Relaxed);
     let (mut witness, mut reader) = (Witness::new("/nonexistent".into()), SoftReader::new(GROUP_PAGES).unwrap());
     let (mut table, pagemap) = (table::lock(), Pagemap::open(std::process::id()).unwrap());
@@ -190,7 +191,7 @@ fn discard_during_refold_does_not_hang() {
         scope.spawn(|| {
             for round in 0..ROUNDS {
                 begin.wait();
-                // At another moment each time, and sometimes after the end.
+                // The discard comes at another moment each time, and sometimes after the end of the fold.
                 spin(Duration::from_nanos(round * 7919 % 1000 * took_ns.load(Ordering::Relaxed) / 800));
                 discard_past_hooks(&member, round % PAGES);
                 end.wait();
@@ -214,8 +215,8 @@ fn discard_during_refold_does_not_hang() {
     assert!(left.iter().all(|n| *n > 20), "discarded before and after it was folded again: {left:?}");
 }
 
-/// A discarded page that became zeros, and was written since, holds what was written. That is so for a thread, too, that
-/// touches it while it is folded again.
+/// A discarded page that became zeros, and was written since, holds what was written. That is so for a thread, too,
+/// that touches it while it is folded again.
 #[test]
 fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
     const PAGES: u64 = 512;
@@ -255,7 +256,7 @@ fn page_that_was_discarded_long_ago_is_folded_again_with_its_content() {
     });
 }
 
-/// Fresh memory was dropped when its move had failed after the kernel had unmapped the place.
+/// Once, fresh memory was lost when its move had failed after the kernel had unmapped the destination.
 #[test]
 fn memory_that_is_short_while_zeros_are_folded_again_loses_none() {
     if !alone("refold::tests::memory_that_is_short_while_zeros_are_folded_again_loses_none") {
@@ -284,7 +285,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Folds all pages, which nobody else uses. Other tests fork, and their children share pages for a moment, which are busy.
+/// Folds all pages, which nobody else uses. Other tests fork, and their children share pages for a moment, which are
+/// busy.
 fn fold_all(section: &mut Section, member: &Member, pool: &PoolView, pages: u64) {
     loop {
         // SAFETY: nobody uses it.

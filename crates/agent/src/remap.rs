@@ -1,7 +1,7 @@
-//! `mremap`, for memory that the program sees as one mapping while the kernel may see many, because pages of it were
-//! folded or are watched. The kernel refuses to let several mappings grow. It refuses to move them, or (from Linux 6.17
-//! on) moves some of them and then refuses the rest. And a mapping of the pool must not grow, or more of the pool would
-//! show where the program expects zeros.
+//! `mremap`, for memory that the program sees as one mapping while the kernel may see several, because pages of it were
+//! folded or are watched. The kernel refuses to enlarge several mappings. It refuses to move them, or (from Linux 6.17
+//! on) moves some of them and then refuses the rest. And a mapping of the pool must not grow, or it would show more of
+//! the pool where the program expects zeros.
 //!
 //! ```text
 //!   unknown to the table, shrinks in place, or one mapping to the kernel too --> made by the kernel, or refused whole
@@ -34,13 +34,13 @@ const MAYMOVE: usize = libc::MREMAP_MAYMOVE as usize;
 const FIXED: usize = libc::MREMAP_FIXED as usize;
 const DONTUNMAP: usize = libc::MREMAP_DONTUNMAP as usize;
 
-/// The program's request.
+/// A request of the program to resize or move memory.
 #[derive(Clone, Copy)]
 struct Request {
     old: PageRange,
     pages: u64,
     flags: usize,
-    /// The new place, with [`FIXED`].
+    /// The new address, with [`FIXED`].
     to: usize,
 }
 
@@ -49,7 +49,7 @@ impl Request {
         self.pages <= self.old.pages
     }
 
-    /// The pages that are kept, at their old place.
+    /// The pages that the request keeps, at their old addresses.
     fn kept(self) -> PageRange {
         PageRange { pages: self.old.pages.min(self.pages), ..self.old }
     }
@@ -60,8 +60,9 @@ impl Request {
     }
 }
 
-/// Serves a program's `mremap` with these arguments: the old place, its bytes, the new bytes, flags, the new place. `pass` makes the
-/// call as it is. `enter` locks the table for the old place; `None`: the call is only passed on.
+/// Serves a program's `mremap` with these arguments: old address, old length in bytes, new length in bytes, flags, new
+/// address. `pass` makes the system call unchanged. `enter` locks the table for the old range; if it returns `None`,
+/// the call is only passed on.
 pub fn serve(
     arguments: [usize; 5],
     enter: impl FnOnce(PageRange) -> Option<Guard>,
@@ -73,7 +74,7 @@ pub fn serve(
             Some(mut table) => remap(&mut table, Request { old, pages: new.pages, flags, to }, pass),
             None => pass(),
         },
-        // Requests that the kernel refuses, and the copy of a shared mapping, which takes a size of 0.
+        // Requests that the kernel refuses, and the one with an old length of 0, which duplicates a shared mapping.
         _ => pass(),
     }
 }
@@ -82,7 +83,7 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
     let Request { old, flags, .. } = request;
     let stays = flags & (FIXED | DONTUNMAP) == 0;
     let pooled = !table.pooled_pages(old).is_empty();
-    // Pages that are kept do not move: the kernel only unmaps the rest.
+    // Pages that are kept do not move here: the kernel only unmaps the others.
     let simple = !table.touches(old) || request.shrinks() && stays || !pooled && maps::is_one(old);
     if simple || !are_sensible(request) {
         let moving = Moving::announce(old.start);
@@ -91,7 +92,8 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
         if raw::error(answer).is_none() {
             moved(table, request, HostVirt(answer as u64));
         } else {
-            // The kernel makes room, and unmaps pages that are not kept, before it finds that it cannot move.
+            // The kernel unmaps what lies at the new address, and pages that are not kept, before it finds that it
+            // cannot move.
             forget_unmapped(table, old);
             if flags & FIXED != 0 {
                 forget_unmapped(table, PageRange { start: HostVirt(request.to as u64), pages: request.pages });
@@ -113,13 +115,14 @@ fn remap(table: &mut Table, request: Request, pass: impl Fn() -> Answer) -> Answ
     }
 }
 
-/// Makes pages that map the pool private before they are moved: the worker knows pages by their addresses.
+/// Gives pages that map slots private memory before they are moved: the worker knows pages by their addresses. Returns
+/// whether it succeeded.
 fn leave_pool(table: &mut Table, range: PageRange) -> bool {
     let runs = table.slot_runs(range).into_iter();
     let runs = runs.map(|run| PageRange { start: run.start, pages: run.pages.into() });
-    // A run of slots may have pages of different protection.
+    // A run of consecutive slots may lie in memory of different protection.
     runs.flat_map(|run| table.known(run)).collect::<Vec<_>>().into_iter().all(|(pages, traits)| {
-        // The kernel breaks pages only in memory that may be written.
+        // The kernel gives pages private copies only in memory that may be written.
         let shut = READ_WRITE != traits.access;
         let done = (!shut || protect(pages, READ_WRITE)) && break_pages(pages);
         if shut {
@@ -161,7 +164,7 @@ fn forget_unmapped(table: &mut Table, range: PageRange) {
     table.forget(between(at, range.end()));
 }
 
-/// Whether the kernel would take these flags and places, given one mapping.
+/// Whether the kernel would accept these flags and addresses if the memory were one mapping.
 fn are_sensible(request: Request) -> bool {
     let Request { old, pages, flags, to } = request;
     let known = flags & !(MAYMOVE | FIXED | DONTUNMAP) == 0;
@@ -174,12 +177,14 @@ fn are_sensible(request: Request) -> bool {
     known && may && stays && fixed
 }
 
-/// Takes over the kernel's protection and advice of a range, which the program may have changed past the hooks.
+/// Notes the kernel's protection and advice of a range in the table: the program may have changed them in a way that
+/// bypasses the hooks.
 fn learn_again(table: &mut Table, range: PageRange) {
     for mapping in &maps::mappings(range, true).unwrap_or_default() {
         table.protect(mapping.range, mapping.access);
         table.advise(mapping.range, |advice| {
-            // Mappings of slots carry no advice on huge pages, and are accounted for in another way.
+            // Mappings of slots have no advice on huge pages, and are accounted for in another way than anonymous
+            // memory.
             let there = mapping.advice;
             *advice = if mapping.anonymous {
                 there
@@ -195,24 +200,24 @@ fn learn_again(table: &mut Table, range: PageRange) {
     }
 }
 
-/// Whether two parts of memory may be parts of one mapping of the program. Advice on dumps and huge pages does not count. The
-/// program may have given it to all of them past the hooks. Memory that has taken the place of a part since carries older
-/// advice. No program is hurt by a move that the kernel would have refused.
+/// Whether two parts of memory may be parts of one mapping of the program. Advice on core dumps and huge pages does not
+/// count: the program may have changed it in a way that bypasses the hooks, and memory that has taken the place of a
+/// part has the advice of before. No program is hurt by a move that the kernel would have refused.
 fn are_alike(one: &Traits, other: &Traits) -> bool {
     one.access == other.access && one.advice.dont_fork == other.advice.dont_fork
 }
 
-/// The traits of a range that was one mapping before pages of it were folded; `None` if it was not.
+/// The traits of a range that was one mapping of the program before pages of it were folded; `None` if it was not.
 fn one_to_the_program(table: &Table, range: PageRange) -> Option<Traits> {
     let known = table.known(range);
     let whole: u64 = known.iter().map(|(part, _)| part.pages).sum();
     let (_, traits) = *known.first()?;
-    // Enrolment may differ: part of a mapping may be enrolled.
+    // Parts may differ in whether they are enrolled: the program may have enrolled a part of a mapping.
     (whole == range.pages && known.iter().all(|(_, other)| are_alike(&traits, other))).then_some(traits)
 }
 
-/// The same where the table does not know parts of the range, because the program mapped them past the hooks. The kernel sees
-/// several mappings there, because only the known part is watched.
+/// As [`one_to_the_program`], if the table does not know parts of the range, because the program mapped them in a way
+/// that bypasses the hooks. The kernel sees several mappings there, because only the known parts are watched.
 fn one_with_unknown_parts(table: &Table, range: PageRange) -> Option<Traits> {
     let mappings = maps::mappings(range, true)?;
     let mapped: u64 = mappings.iter().map(|mapping| mapping.range.pages).sum();
@@ -228,7 +233,7 @@ fn one_with_unknown_parts(table: &Table, range: PageRange) -> Option<Traits> {
     (alike && mapped == range.pages && unknown.iter().all(|mapping| mapping.anonymous)).then_some(first)
 }
 
-/// The parts of a range that are memory of no file, also those that the table does not know, with their traits.
+/// The parts of a range that are anonymous memory, known to the table or not, with their traits.
 fn all_parts(table: &Table, range: PageRange) -> Vec<(PageRange, Traits)> {
     let mut parts = table.known(range);
     let mut known = PageSet::new();
@@ -244,13 +249,13 @@ fn all_parts(table: &Table, range: PageRange) -> Vec<(PageRange, Traits)> {
     parts
 }
 
-/// Whether something is mapped everywhere in the range.
+/// Whether all of the range is mapped.
 fn is_mapped(range: PageRange) -> bool {
     let mappings = maps::mappings(range, false).unwrap_or_default();
     mappings.iter().map(|mapping| mapping.range.pages).sum::<u64>() == range.pages
 }
 
-/// Notes a change that was made.
+/// Notes in the table that a request was carried out.
 fn moved(table: &mut Table, request: Request, to: HostVirt) {
     let Request { old, pages, flags, .. } = request;
     let last = table.known(old).last().filter(|(part, _)| part.end() == old.end()).map(|(_, traits)| *traits);
@@ -264,7 +269,8 @@ fn moved(table: &mut Table, request: Request, to: HostVirt) {
     }
     if !request.shrinks() {
         table.forget(request.tail(to));
-        // Memory that is not to be folded any more is noted, too: one mapping of the program is known as a whole.
+        // Memory that is no longer to be folded is noted, too, so that the table knows one mapping of the program as a
+        // whole.
         if let Some(traits) = last {
             ask(table, request.tail(to), traits);
             if !traits.asked {
@@ -277,7 +283,7 @@ fn moved(table: &mut Table, request: Request, to: HostVirt) {
     }
 }
 
-/// Makes the change mapping by mapping.
+/// Carries out the request mapping by mapping.
 fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     let Request { old, pages, flags, .. } = request;
     if flags & (FIXED | DONTUNMAP) == 0 && !request.shrinks() {
@@ -300,7 +306,7 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     }
     let there = PageRange { start: HostVirt(place as u64), pages };
     if flags & FIXED != 0 {
-        // Memory that lay there is gone from here on, as with the kernel, also if the rest fails.
+        // Memory that lay there is gone from here on, even if the call fails later, as with the kernel.
         table.forget(there);
     }
     if !move_all(request.kept(), there) {
@@ -328,7 +334,7 @@ fn by_hand(table: &mut Table, request: Request, traits: Traits) -> Answer {
     place
 }
 
-/// Locks memory of a mapping that the program has locked.
+/// Locks a range if these traits say that the program has locked its memory.
 fn lock_like(traits: Traits, range: PageRange) {
     if traits.is_locked() {
         // SAFETY: locking changes no contents.
@@ -336,7 +342,7 @@ fn lock_like(traits: Traits, range: PageRange) {
     }
 }
 
-/// Maps fresh memory behind a range, if nothing lies there. Returns whether it did.
+/// Maps fresh memory at `tail`, if nothing is mapped there. Returns whether it did.
 fn map_behind(tail: PageRange, traits: Traits) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let start = tail.start.0 as usize;
@@ -348,7 +354,7 @@ fn map_behind(tail: PageRange, traits: Traits) -> bool {
         return false;
     }
     if mapped as usize != start {
-        // A kernel that does not know the flag has taken the address for a hint.
+        // A kernel that does not know the flag has taken the address as a hint.
         unmap(PageRange { start: HostVirt(mapped as u64), ..tail });
         return false;
     }
@@ -356,7 +362,7 @@ fn map_behind(tail: PageRange, traits: Traits) -> bool {
     true
 }
 
-/// Reserves addresses for the moved pages, so that nobody else is given them.
+/// Reserves addresses for the moved pages, so that the kernel gives them to no other mapping.
 fn reserve(request: Request) -> Answer {
     let fixed = if request.flags & FIXED != 0 { libc::MAP_FIXED } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
@@ -366,8 +372,9 @@ fn reserve(request: Request) -> Answer {
     unsafe { raw::call(libc::SYS_mmap, [at, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) }
 }
 
-/// Moves the mappings of a range one by one to a place that is reserved. If one cannot be moved, none is, and the place is free again. They
-/// leave empty mappings behind. Else another thread might be given addresses there before this call is done.
+/// Moves the mappings of a range one by one to a reserved place. If one cannot be moved, none is, and the place is
+/// unmapped. Each leaves an empty mapping behind (`MREMAP_DONTUNMAP`): otherwise another thread could be given
+/// addresses there before this call is done.
 fn move_all(from: PageRange, place: PageRange) -> bool {
     let there = |at: HostVirt| HostVirt(place.start.0 + (at.0 - from.start.0));
     let Some(mappings) = maps::mappings(from, false) else {
@@ -376,7 +383,8 @@ fn move_all(from: PageRange, place: PageRange) -> bool {
     };
     for (done, mapping) in mappings.iter().enumerate() {
         if !move_one(mapping.range, there(mapping.range.start)) {
-            // Each mapping that was moved is one more. Without the rest of the place, there is room for the way back.
+            // Each mapping that was moved has left another one behind. Unmapping the rest of the place makes room,
+            // within the limit of mappings, for moving them back.
             unmap(between(there(mapping.range.start), place.end()));
             for moved in mappings.iter().take(done) {
                 move_back(PageRange { start: there(moved.range.start), ..moved.range }, moved.range.start);
@@ -390,16 +398,18 @@ fn move_all(from: PageRange, place: PageRange) -> bool {
 fn move_one(from: PageRange, to: HostVirt) -> bool {
     let move_by = |flags: usize| {
         let arguments = [from.start.0 as usize, bytes(from), bytes(from), flags, to.0 as usize, 0];
-        // SAFETY: the program wants the pages moved, and the new place is reserved for them, or was theirs and is empty.
+        // SAFETY: the program wants the pages moved, and the new place is reserved for them, or was theirs and is
+        // empty.
         raw::error(unsafe { raw::call(libc::SYS_mremap, arguments) })
     };
     let _moving = Moving::announce(from.start);
-    // A device's mapping cannot stay behind.
+    // A mapping of a device refuses `MREMAP_DONTUNMAP`.
     let stays = move_by(MAYMOVE | FIXED | DONTUNMAP);
     stays.is_none() || stays == Some(libc::EINVAL) && move_by(MAYMOVE | FIXED).is_none()
 }
 
-/// Moves a mapping back to the empty one that it has left behind. This cannot be given up: it holds the program's memory.
+/// Moves a mapping back over the empty one that it has left behind. This is repeated until it succeeds: the mapping
+/// holds the program's memory.
 fn move_back(from: PageRange, to: HostVirt) {
     let _moving = Moving::announce(from.start);
     // SAFETY: the place was theirs and is empty.

@@ -1,4 +1,4 @@
-//! A round finds the pages that were written since the last round, and those of the others that are to be
+//! A round finds the pages that were written since the last round, and those of the other pages that are to be
 //! fingerprinted. It also decides when the next round is due.
 //!
 //! ```text
@@ -10,18 +10,19 @@
 //! ```
 //!
 //! Where the kernel notes writes (`WP_ASYNC`), the cost of a round depends on the pages that were written, not on all
-//! pages. Each note also costs the page's writer a fault, about as much as it costs us to look at the page. So the
-//! more is written, the further apart the rounds come. Rounds and faults together may take a share of a processor
-//! that the policy says ([`Cadence`]).
+//! pages. But each note costs the page's writer a fault, which takes about as long as it takes the agent to examine the
+//! page. So the more is written, the longer is the time between two rounds. The policy says which share of a
+//! processor's time rounds and faults may take together ([`Cadence`]).
 //!
-//! While little changes, the time between two rounds grows with the time since more did ([`REST_SHARE`]). Hardly a program
-//! writes nothing at all: a member rests while few of its pages change between two rounds ([`FEW_CHANGE`]).
+//! While little changes, the time between two rounds grows with the time since more changed ([`REST_SHARE`]). Hardly
+//! any program writes nothing at all: a member counts as at rest while few of its pages change between two rounds
+//! ([`FEW_CHANGE`]).
 //!
 //! Where the kernel cannot note writes, all small pages are fingerprinted in each round. A page whose fingerprint is
 //! that of the last round has rested.
 //!
-//! Pages that were broken inside a mapping of the pool are not watched: that would take another change of each
-//! mapping. They are fingerprinted now and then, and have rested when the fingerprint stays the same
+//! Broken pages, which lie in mappings of the pool, are not watched: each mapping would have to be registered in
+//! another way. They are fingerprinted now and then, and have rested when their fingerprints stay the same
 //! (`round/broken.rs`).
 //!
 //! Huge pages are not watched, because the first write splits a watched huge page. They are fingerprinted as a whole,
@@ -54,52 +55,53 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::Outcome;
 
-/// Longest time between two rounds, even if the rounds then take more than their share of a processor: 10 s.
+/// Longest time between two rounds, even if rounds then take more than their share of a processor's time: 10 s.
 const FURTHEST: Duration = Duration::from_secs(10);
-/// Shortest time between two rounds, as a part of the time since anything changed: 1/8.
+/// Share of the time since the member last changed that must pass between two rounds: 1/8.
 const REST_SHARE: u32 = 8;
-/// Pages that may change between two rounds while the member rests, as a share of its pages, and bounds: 1/64, 64 to 1024.
+/// Most pages that may change between two rounds of a member at rest: 1/64 of its pages, but at least 64 and at most
+/// 1024.
 const FEW_CHANGE: (u64, u64, u64) = (64, 64, 1024);
-/// Share of a processor for rounds while pages are being folded: 1/40.
+/// Share of a processor's time that rounds may take while pages are being folded: 1/40.
 const HURRIED_SHARE: u32 = 40;
-/// Cost of noting a page again, for us and for its writer: 1 us.
+/// Processor time that it takes to note a write of a page again, for the agent and for the writer: 1 us.
 const NOTE_COST: Duration = Duration::from_micros(1);
-/// Cost of folding a page: 4 us.
+/// Processor time that it takes to fold a page: 4 us.
 const FOLD_COST: Duration = Duration::from_micros(4);
-/// Stand-in for the fingerprint of a page that is not to be folded, in a huge page.
+/// Stands for the fingerprint of a page of a huge page that is not to be folded.
 pub const HIDDEN: Fingerprint = Fingerprint(0);
-/// Most ranges that are looked up one by one.
+/// Most ranges of pages for which the page table is read range by range, and not for all memory.
 const FEW: usize = 32;
 
-/// The kinds of pages that rest.
+/// Kinds of pages that have rested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Small private pages.
     Small,
     /// One huge page.
     Huge,
-    /// Private pages in a mapping of the pool.
+    /// Private pages in mappings of the pool.
     Broken,
 }
 
 /// Pages that have rested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rested {
-    /// Where.
+    /// Their addresses.
     pub range: PageRange,
     /// Their kind.
     pub kind: Kind,
 }
 
-/// The rounds of this member: the pages to look at, and the time of the next round.
+/// The rounds of this member: which pages are examined, and when the next round is due.
 pub struct Rounds {
     notes_writes: bool,
     clock: Clock,
     watching: Watching,
     policy: Policy,
-    /// Whether to fold pages without asking whether the folds will last.
+    /// Whether pages are folded without asking whether the folds will last.
     eager: bool,
-    /// Whether to leave pages alone that another process maps, too.
+    /// Whether pages that another process maps, too, are left out.
     leaves_shared: bool,
     huge: HugePageList,
     broken: BrokenPageList,
@@ -109,34 +111,34 @@ pub struct Rounds {
     reader: SoftReader,
 }
 
-/// The times of rounds.
+/// When rounds are made.
 struct Clock {
     began: Instant,
     next: Instant,
     last: Instant,
-    /// Cost of the last round.
+    /// Processor time that the last round took, for the agent and for writers.
     cost: Duration,
-    /// When something was last seen to change.
+    /// When more than a few pages were last seen to change.
     last_change: Instant,
     /// Whether no round was made yet.
     is_first: bool,
 }
 
-/// How far the memory that the table knows is watched.
+/// Which memory that the table knows is watched: registered, so that the kernel notes writes.
 struct Watching {
     /// The table's generation when unwatched memory was last looked for.
     generation: u64,
-    /// The table's generation when changes were last noticed.
+    /// The table's generation when [`Rounds::notice_changes`] was last called.
     noticed: u64,
-    /// When unwatched memory is looked for even if the table has not changed.
+    /// When unwatched memory is looked for again, even if the table has not changed.
     armed: Instant,
 }
 
-/// Pages that may be fingerprinted.
+/// Numbers of pages that may be fingerprinted.
 struct Allowed {
-    /// Small pages, broken ones among them.
+    /// Number of small pages, including broken ones.
     small: Allowance,
-    /// Parts of huge pages.
+    /// Number of small pages that are parts of huge pages.
     huge: Allowance,
 }
 
@@ -144,12 +146,12 @@ struct Allowed {
 struct Compared {
     /// Fingerprints of the last round, by page number.
     seen: BTreeMap<u64, u64>,
-    /// End of the last search that used up its budget.
+    /// Where the last search ended because it had used up its budget.
     from: HostVirt,
 }
 
 impl Rounds {
-    /// Before the first round.
+    /// The state before the first round.
     ///
     /// # Errors
     /// Memory or descriptors are short.
@@ -172,19 +174,20 @@ impl Rounds {
         })
     }
 
-    /// Leaves pages alone from here on that another process maps, too. In a forked child, most are its parent's. They
-    /// cannot be folded, and would be fingerprinted in every child, and tried again and again.
+    /// From here on, pages that another process maps, too, are left out. In a forked child, these are most pages,
+    /// shared with its parent. They cannot be folded, but would be fingerprinted in every child, and tried again and
+    /// again.
     pub const fn leave_shared(&mut self) {
         self.leaves_shared = true;
     }
 
-    /// How long until the next round.
+    /// The time until the next round.
     pub fn due_in(&self, now: Instant) -> Duration {
         if self.rested.is_empty() { self.clock.next.saturating_duration_since(now) } else { Duration::ZERO }
     }
 
-    /// Looks at all enrolled memory, if a round is due. `rate` is the most pages that may be fingerprinted in a second;
-    /// `huge` says whether huge pages are looked at. Returns how many pages it looked at.
+    /// Makes a round over all enrolled memory, if one is due. `rate`: the most pages that may be fingerprinted in a
+    /// second. `huge`: whether huge pages are examined. Returns the number of enrolled pages, or 0 if no round was due.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -201,7 +204,7 @@ impl Rounds {
         }
         let before = cpu_time(ClockId::ThreadCPUTime);
         self.clock.last = now;
-        // The next round finds memory that comes to be known after this.
+        // Memory that becomes known after this is found by the next round.
         let generation = table::lock().generation();
         let spans = spans();
         let (armed, found) = self.survey(pagemap, notes, (generation, &spans), now)?;
@@ -229,7 +232,8 @@ impl Rounds {
         let noted = noted.saturating_sub(split);
         self.clock.cost = cpu_time(ClockId::ThreadCPUTime).saturating_sub(before)
             + NOTE_COST * u32::try_from(noted).unwrap_or(u32::MAX);
-        // Huge pages are looked at again and again. Changes in them are known once they are fingerprinted.
+        // Huge pages do not count: they are examined again and again, and changes in them are known only once they are
+        // fingerprinted.
         let small = self.rested.iter().filter(|rested| rested.kind != Kind::Huge);
         let rested: u64 = small.map(|rested| rested.range.pages).sum();
         self.plan(armed || changed.max(noted) + rested > self.may_change(pages), now);
@@ -242,28 +246,28 @@ impl Rounds {
             self.clock.last_change = now;
         }
         let apart = self.apart(now).max(rest(now - self.clock.last_change));
-        // Pages that exist when watching begins are reported with the second round.
+        // Pages that exist when watching begins can be reported at the second round, so it comes soon.
         let is_first = std::mem::take(&mut self.clock.is_first);
         self.clock.next = now + if is_first { apart.min(self.soon()) } else { apart };
     }
 
-    /// Pages that may change from one round to the next while a member of `pages` pages rests.
+    /// Most pages that may change from one round to the next in a member of `pages` pages that counts as at rest.
     fn may_change(&self, pages: u64) -> u64 {
         let (share, least, most) = FEW_CHANGE;
         if self.eager { 0 } else { (pages / share).clamp(least, most) }
     }
 
-    /// Records that the program has run for `age` and is idle.
+    /// Tells the policy that the program started `age` ago and is idle now.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         self.policy.observe(Event::Idle { age }, now);
     }
 
-    /// The time between two rounds while something changes.
+    /// The time between two rounds while pages change.
     fn apart(&self, now: Instant) -> Duration {
         apart(self.clock.cost, self.policy.cadence(now))
     }
 
-    /// Ends a rest if the program has done something to known memory since the last round.
+    /// If the program has changed known memory since unwatched memory was last looked for, the next round comes sooner.
     pub fn notice_changes(&mut self, now: Instant) {
         self.watching.noticed = table::lock().generation();
         if self.watching.noticed != self.watching.generation {
@@ -271,12 +275,12 @@ impl Rounds {
         }
     }
 
-    /// The least time between two rounds, by the time for which nothing has changed.
+    /// The shortest time between two rounds, by the time since the member last changed.
     pub fn rest_in(&self, now: Instant) -> Duration {
         rest(now - self.clock.last_change)
     }
 
-    /// Whether the program has done nothing to known memory since changes were last noticed.
+    /// Whether the program has changed no known memory since [`Rounds::notice_changes`] was last called.
     pub fn has_noticed_all(&self) -> bool {
         table::lock().generation() == self.watching.noticed
     }
@@ -286,7 +290,7 @@ impl Rounds {
         self.clock.next = self.clock.next.min(self.clock.last + self.apart(now));
     }
 
-    /// Brings the next round forward because `folded` pages were folded, if rounds cost less than folding.
+    /// Makes the next round come sooner because `folded` pages were folded, if rounds cost less time than folding did.
     pub fn hurry(&mut self, folded: usize) {
         if FOLD_COST * u32::try_from(folded).unwrap_or(u32::MAX) < self.clock.cost {
             return;
@@ -294,13 +298,13 @@ impl Rounds {
         self.clock.next = self.clock.next.min(self.clock.last + self.soon());
     }
 
-    /// The shortest time between two rounds that cost as much as the last one.
+    /// The shortest time between two rounds while pages are being folded.
     fn soon(&self) -> Duration {
         (self.clock.cost * HURRIED_SHARE).max(TODAY.seldom.closest)
     }
 
-    /// Asks the kernel about memory that was known at a generation of the table, once all of it is watched. Also returns whether some
-    /// was not watched before.
+    /// Asks the kernel which memory is unwatched, written or huge, after all memory that the table knew at `generation`
+    /// has come to be watched. Also returns whether some of it was not watched before.
     fn survey(
         &mut self,
         pagemap: &Pagemap,
@@ -313,8 +317,8 @@ impl Rounds {
         Ok((armed, if armed { survey(pagemap, spans)? } else { found }))
     }
 
-    /// Begins to watch memory that is not watched yet: it was enrolled, opened or made private since the last time.
-    /// Returns whether there was any.
+    /// Begins to watch memory that is not watched yet, because it was enrolled, became foldable or became private since
+    /// the last time. Returns whether there was any.
     fn arm(&mut self, notes: &Userfault, generation: u64, unwatched: &[PageRange], now: Instant) -> bool {
         if generation == self.watching.generation && now < self.watching.armed {
             return false;
@@ -327,24 +331,24 @@ impl Rounds {
         let (mut open, mut is_any) = (Vec::new(), false);
         table.foldable(&mut open);
         for range in overlapping(&open, unwatched) {
-            // Memory that cannot be registered may not be folded; the section finds that out by itself. Each round
-            // finds that memory again, as it finds broken pages, and does not count it as a change.
+            // Memory that cannot be registered cannot be folded, as the section finds out by itself. Each round finds
+            // such memory again, and also broken pages, and does not count them as a change.
             is_any |= notes.register(range, Watch::Writes).is_ok();
         }
         is_any
     }
 
-    /// The quiet interval; `None` in a burst.
+    /// The quiet interval that the member is in; `None` in a burst.
     pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
         self.policy.quiet(now)
     }
 
-    /// How often to look at the member.
+    /// How often the agent looks at the member's memory at this time.
     pub fn cadence(&self, now: Instant) -> Cadence {
         self.policy.cadence(now)
     }
 
-    /// Separates pages that were written from pages that are new to the agent. New pages have just begun to be watched,
+    /// Separates pages that were written from pages that are new to the agent: those that are watched only from now on,
     /// or were parts of huge pages.
     fn tell_new(&mut self, found: Vec<PageRange>, armed: bool) -> (Vec<PageRange>, Vec<PageRange>) {
         let split = self.huge.take_split();
@@ -356,7 +360,7 @@ impl Rounds {
         (common(&found, &gaps(&split, table::everything().end())), common(&found, &split))
     }
 
-    /// At most `budget` of these pages, from where the last search ended.
+    /// At most `budget` of these pages, beginning where the last search ended.
     fn within(&mut self, ranges: &[PageRange], mut budget: u64) -> Vec<PageRange> {
         let behind = common(ranges, &[between(self.compared.from, table::everything().end())]);
         let before = common(ranges, &[between(HostVirt(0), self.compared.from)]);
@@ -373,13 +377,13 @@ impl Rounds {
         found
     }
 
-    /// Keeps those pages that are present of the ones that have rested. To read the others would bring them back from
-    /// swap.
+    /// Queues those of the rested pages that are present to be fingerprinted. Reading the others would bring them back
+    /// from swap.
     fn keep_present(&mut self, pagemap: &Pagemap, spans: &[PageRange], rested: &[PageRange]) -> host::Result<()> {
-        // They come in the order of a search that begins anywhere.
+        // The ranges are in the order of a search that may have begun anywhere.
         let mut rested = rested.to_vec();
         rested.sort_unstable_by_key(|range| range.start);
-        // Few are asked for one by one; of many, it is cheaper to look at all.
+        // Few ranges are asked for one by one; for many, it takes less time to ask for all memory.
         let present = scan(pagemap, if rested.len() > FEW { spans } else { &rested[..] }, Pagemap::small_ranges)?;
         let mut there = common(&present, &rested);
         if self.leaves_shared {
@@ -393,7 +397,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Returns how many pages are no longer parts of huge pages.
+    /// Queues huge pages that are due to be fingerprinted. Returns how many pages are no longer parts of huge pages.
     fn look_at_huge(
         &mut self,
         pagemap: &Pagemap,
@@ -418,15 +422,14 @@ impl Rounds {
         Ok(look.split)
     }
 
-    /// Takes a range as one that has rested.
+    /// Queues a range to be fingerprinted, as if it had rested.
     #[cfg(test)]
     pub fn rest(&mut self, range: PageRange) {
         self.rested.push_back(Rested { range, kind: Kind::Small });
     }
 
-    /// Fingerprints the next pages that have rested, at most about `most`; calls `each` with every piece of
-    /// consecutive pages and their fingerprints. Returns how many pages were read.
-    /// `notes` is the userfaultfd that notes writes.
+    /// Fingerprints the next pages that have rested, about `most` of them. Calls `each` with every piece of consecutive
+    /// pages and their fingerprints. Returns how many pages were read. `notes` is the userfaultfd that notes writes.
     pub fn fingerprint(
         &mut self,
         notes: Option<&Userfault>,
@@ -451,7 +454,7 @@ impl Rounds {
                 if next.kind == Kind::Huge {
                     continue;
                 }
-                // The page behind may not be folded any more; those further on may.
+                // The next page cannot be folded any more; pages behind it may.
                 let behind =
                     PageRange { start: next.range.start.add_pages(done + 1), pages: next.range.pages - done - 1 };
                 if behind.pages > 0 {
@@ -466,8 +469,8 @@ impl Rounds {
         read
     }
 
-    /// Makes pages that have rested be reported later. Folding them failed a moment ago, or they hold zeros that wait
-    /// until the member is idle.
+    /// Has these rested pages reported later: folding them has just failed, or they hold zeros and the member is not
+    /// idle.
     pub fn take_back(&mut self, pages: &[Rested]) {
         let mut table = table::lock();
         for Rested { range, kind } in pages {
@@ -512,8 +515,8 @@ impl Rounds {
         } else {
             for (n, fingerprint) in fingerprints.iter().enumerate() {
                 let start = rested.range.start.add_pages(n as u64);
-                // Of a page that was reported, the complement of the fingerprint is remembered. It is not reported
-                // again until it changes.
+                // For a page that was reported, the complement of the fingerprint is remembered. The page is not
+                // reported again until its content changes.
                 let known = self.compared.seen.insert(start.page(), fingerprint.0);
                 if known == Some(fingerprint.0) {
                     self.compared.seen.insert(start.page(), !fingerprint.0);
@@ -525,7 +528,7 @@ impl Rounds {
         }
     }
 
-    /// Reports those pages of a huge page that are worth folding.
+    /// Reports the pages of a huge page that are worth folding.
     fn seen_huge(
         &mut self,
         rested: Rested,
@@ -539,7 +542,7 @@ impl Rounds {
             seen.changed.iter().for_each(|range| table.seen_written(*range));
             table.worth_folding(rested.range, worth)
         };
-        // A huge page that has just come to be may change the next moment.
+        // A huge page that has just appeared may change the next moment.
         if open.is_empty() || seen.was_new && !self.eager {
             return;
         }
@@ -552,7 +555,8 @@ impl Rounds {
         each(rested, &shown);
     }
 
-    /// The start of the huge page that a page is part of, if such a huge page is known. The caller splits it.
+    /// The start of the huge page that this page is part of, if the list has it; it is removed from the list. The
+    /// caller splits it.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         self.huge.split(page)
     }
@@ -566,14 +570,14 @@ impl Rounds {
         self.huge.know(start);
     }
 
-    /// Pages that may be fingerprinted now, but for huge ones.
+    /// Number of pages that may be fingerprinted now, not counting huge pages.
     fn small_left(&mut self, rate: Option<u32>, now: Instant) -> u64 {
         let rate = rate.map(|rate| if self.huge.is_empty() { rate } else { rate - huge_part(rate) });
         self.allowed.small.left(rate, now)
     }
 
-    /// Finds the broken pages, and queues those to be fingerprinted that are due, as far as `rate` allows. Returns
-    /// their number.
+    /// Finds the broken pages, and queues those that are due to be fingerprinted, as far as `rate` allows. Returns the
+    /// number of pages queued.
     pub fn look_at_broken(&mut self, rate: Option<u32>, now: Instant) -> u32 {
         let ranges = table::lock().refoldable();
         // The other half of the budget is for pages that were not folded before.
@@ -585,7 +589,7 @@ impl Rounds {
         u32::try_from(pages).unwrap_or(u32::MAX)
     }
 
-    /// Records the outcomes for broken pages that were to be folded again.
+    /// Takes note of the outcomes for broken pages that were to be folded again.
     pub fn were_broken(&mut self, range: PageRange, outcomes: &[Outcome]) {
         for (page, outcome) in (0..).zip(outcomes) {
             // The worker asks again for busy pages.
@@ -595,7 +599,7 @@ impl Rounds {
         }
     }
 
-    /// Makes all pages that rest be reported again.
+    /// Has all pages that rest reported again, because a new worker knows none of them.
     pub fn again(&mut self, pagemap: &Pagemap) -> host::Result<()> {
         self.end_rest(Instant::now());
         self.huge.forget();
@@ -610,7 +614,7 @@ impl Rounds {
     }
 }
 
-/// The part of a rate that is for huge pages, where there are some.
+/// The part of a rate that is for huge pages, if there are any.
 const fn huge_part(rate: u32) -> u32 {
     rate / 2
 }
@@ -619,18 +623,18 @@ fn pages_of(ranges: &[PageRange]) -> u64 {
     ranges.iter().map(|range| range.pages).sum()
 }
 
-/// The time between two rounds, for a round of this cost.
+/// The time between two rounds that cost so much processor time.
 fn apart(cost: Duration, cadence: Cadence) -> Duration {
     (cost * cadence.rounds).clamp(cadence.closest, FURTHEST)
 }
 
-/// The least time between two rounds, when nothing was seen to change for this time.
+/// The shortest time between two rounds of a member that has not changed for this time.
 fn rest(unchanged: Duration) -> Duration {
     (unchanged / REST_SHARE).min(FURTHEST)
 }
 
 /// Enrolled memory, in order; neighbouring parts are joined. Memory with homes is left out, because only its broken
-/// pages are looked at.
+/// pages are examined.
 pub fn spans() -> Vec<PageRange> {
     let known = table::lock().known(table::everything());
     let mut spans: Vec<PageRange> = Vec::new();

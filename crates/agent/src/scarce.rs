@@ -12,13 +12,13 @@ const ANSWER: libc::c_ulong = 0xC018_2101;
 /// A call that puts a mapping to a given place: its number, the flag that says so, and which argument is the place.
 pub type Call = (i64, i32, usize);
 
-/// By which memory is moved.
+/// The call by which memory is moved.
 pub const MOVE: Call = (libc::SYS_mremap, libc::MREMAP_FIXED, 4);
-/// By kernels before Linux 6.12.
+/// The call that fails half way in kernels before Linux 6.12.
 pub const MAP: Call = (libc::SYS_mmap, libc::MAP_FIXED, 0);
 
-/// Runs `body` in a thread of its own. Its moves to a given place whose bits are set here, the first one's the lowest, fail as
-/// they do when memory is short.
+/// Runs `body` in a thread of its own. There, moves to a given address fail as they do when memory is short, if their
+/// bits are set in `short`: the lowest bit stands for the first move.
 pub fn with_short_memory<T: Send>(short: u32, body: impl FnOnce() -> T + Send) -> T {
     with_short_memory_for(MOVE, short, body)
 }

@@ -61,7 +61,8 @@ fn memory_that_is_short_while_pages_are_folded_loses_none() {
     }
 }
 
-/// On old kernels, the program's memory was unmapped when it had discarded it, and fresh memory was to take its place.
+/// Once, on old kernels, memory that the program had discarded stayed unmapped when fresh memory could not take its
+/// place.
 #[test]
 fn memory_that_is_short_while_discarded_pages_are_replaced_leaves_no_gap() {
     if !alone("scarce_tests::memory_that_is_short_while_discarded_pages_are_replaced_leaves_no_gap") {

@@ -1,6 +1,6 @@
 //! The critical section of a fold. It replaces a run of a member's pages by slots of the pool while the member uses
-//! them. Pages of zeros are replaced by nothing. A run has parts whose slots do not follow each other. They are taken
-//! out of reach together, because each registration costs as much as some pages.
+//! them; pages of zeros are replaced by nothing. A run consists of parts, each of which goes to consecutive slots. All
+//! parts are moved out together, because registering a range costs as much time as moving some pages.
 //!
 //! The bytes of a page alone decide, and they are compared while nobody can write the page:
 //!
@@ -26,8 +26,8 @@
 //! of them.
 //!
 //! To map slots, the agent's thread takes the lock of the pool's file. The kernel also holds that lock while it looks
-//! up the mappings of one of the pool's pages, and may lose its processor meanwhile. The thread waits for that before
-//! any page is out.
+//! up the mappings of one of the pool's pages, and may be preempted meanwhile. So the thread waits until the lock is
+//! free before it moves any page out.
 //!
 //! From OUT on:
 //!
@@ -36,9 +36,9 @@
 //! - The table's lock is held all the time, so that no hook changes mappings under us.
 //! - A run has at most [`RUN_PAGES`] pages, which bounds the time.
 //!
-//! Once the slots are mapped, the kernel breaks them by itself when the member writes, and nothing of ours is in the
-//! member's way. The page that was moved out is dropped. Nobody can have a reference through which it would still be
-//! written, because the kernel moves only pages that nobody has pinned. Members that use anything which writes without
+//! Once the slots are mapped, the kernel copies a page when the member writes it, and the agent has no part in that.
+//! The page that was moved out is dropped. Nobody can have a reference through which it would still be written, because
+//! the kernel moves only pages that are not pinned. Members with open files that may be written to memory without
 //! pinning are not folded (`references`).
 
 use crate::follow::Following;
@@ -53,15 +53,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::{Outcome, SlotRun, Target};
 
-/// Most pages of a run: those that are out of reach at the same time.
+/// Most pages of a run, all of which are moved out at the same time.
 pub const RUN_PAGES: u64 = 64;
-/// Most parts of a run. Each takes a mapping, and some microseconds in which pages are out of reach.
+/// Most parts of a run. Each part takes a mapping, and some microseconds during which the pages are out.
 pub const RUN_PARTS: usize = 8;
-/// Pages of the stage. Its contents are dropped when it is full, not after each run.
+/// Pages of the stage, to which pages are moved out. Contents of folded pages are dropped when it is full, not after
+/// each run.
 const STAGE_PAGES: u64 = 8 * RUN_PAGES;
 /// Shortest time between two waits for the lock of the pool's file: 100 us.
 const LOCK_KEEPS: Duration = Duration::from_micros(100);
-/// Number of repeated attempts at a move that finds something locked for the moment.
+/// Most repeated attempts to move a page that is locked for the moment.
 const TRIES: u32 = 8;
 
 /// A page of zeros to compare with.
@@ -75,24 +76,26 @@ pub fn zeros() -> HostVirt {
     HostVirt(&raw const ZEROS.0 as u64)
 }
 
-/// The means of a section, made once.
+/// What is needed to fold runs; made once for a process.
 pub struct Section {
     following: Arc<Following>,
-    /// Notes writes to private memory, where the kernel can.
+    /// The userfaultfd that notes writes to private memory, if the kernel supports that.
     notes: Option<Userfault>,
     stage: MemberMemory,
-    /// Pages of the stage that are in use; the run's begin behind them.
+    /// Pages of the stage that hold contents of folded pages. The next run's pages go behind them.
     used: u64,
-    /// Whether the kernel refuses to let a range go by a userfaultfd that does not look after it (from Linux 6.17 on).
+    /// Whether the kernel refuses to unregister a range through a userfaultfd with which it is not registered (from
+    /// Linux 6.17 on).
     tells_owners_apart: bool,
     /// The last time that the lock of the pool's file was found free.
     lock_was_free: Option<Instant>,
-    /// Whether pages can be moved to the stage. It is closed while nothing is folded: a thread that populates all of
-    /// the program's memory (`mlockall`) would wait for pages there.
+    /// Whether pages can be moved to the stage: it is registered with the follower's userfaultfd. While nothing is
+    /// folded it is not, because a thread that populates all of the program's memory (`mlockall`) would wait for pages
+    /// there.
     is_open: bool,
 }
 
-/// The place of a part's contents in the pool.
+/// Where the contents of a part's pages are in the pool.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// The segment.
@@ -101,12 +104,12 @@ pub struct Source<'a> {
     pub first: PoolSlot,
 }
 
-/// A part of a run.
+/// Consecutive pages of a run that are to be folded to consecutive slots, or to zeros.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
-    /// Its pages, which follow those of the part before it.
+    /// Number of pages. They follow those of the part before it.
     pub pages: u64,
-    /// The place of its contents; `None` for zeros.
+    /// Where their contents are in the pool; `None` for zeros.
     pub source: Option<Source<'a>>,
 }
 
@@ -132,7 +135,7 @@ impl Section {
         &self.following
     }
 
-    /// From here on, memory is followed by another follower. Nothing may be registered with the one before.
+    /// From here on, another follower follows the memory. Nothing may be registered with the one before.
     pub fn follow_by(&mut self, following: Arc<Following>) {
         self.clear();
         std::mem::replace(&mut self.following, following).retire();
@@ -143,12 +146,12 @@ impl Section {
         self.notes.as_ref()
     }
 
-    /// Whether nobody else looks after the faults of a private range. The program may, with a userfaultfd of its own.
+    /// Whether a private range is not registered with a userfaultfd of the program's.
     pub fn may_touch(&self, range: PageRange) -> bool {
         self.notes().is_none_or(|notes| notes.register(range, Watch::Writes).is_ok())
     }
 
-    /// Notes writes again in memory that has been made private.
+    /// Has the kernel note writes again in memory that has been made private.
     pub fn watch_again(&self, ranges: &[PageRange]) {
         for (range, notes) in ranges.iter().filter_map(|range| Some((range, self.notes()?))) {
             // If it cannot be watched, the next round finds it unwatched and tries again.
@@ -156,10 +159,10 @@ impl Section {
         }
     }
 
-    /// Folds a run of at most [`RUN_PAGES`] pages and says what became of each. Returns how long pages were out of reach.
+    /// Folds a run of at most [`RUN_PAGES`] pages, and sets the outcome of each page. Returns how long pages were out.
     ///
-    /// `map` is the table's, whose lock is held. The caller has seen in it that the whole run is private anonymous memory
-    /// that may be folded. The caller asked `references` at `generation` or later.
+    /// `map` is the table's map; the table's lock is held. The caller has seen in it that the whole run is private
+    /// anonymous memory that may be folded, and has made a survey (`references`) at `generation` or later.
     pub fn fold(
         &mut self,
         map: &mut Map,
@@ -175,14 +178,14 @@ impl Section {
         if self.used + run.pages > STAGE_PAGES {
             self.clear();
         }
-        // Mapping would wait for this lock: wait while nothing is out.
+        // Mapping slots waits for this lock, so it is waited for while no page is out.
         let source = parts.iter().find_map(|part| part.source);
         if let Some(source) = source.filter(|_| self.lock_was_free.is_none_or(|then| then.elapsed() > LOCK_KEEPS)) {
             source.pool.wait_for_lock();
             self.lock_was_free = Some(Instant::now());
         }
-        // A child that was forked when slots lay here copies the records of that time when the message of the fork is
-        // read.
+        // A child gets a copy of the discards that are recorded when the message of its fork is read. So all such
+        // messages are read before the records of slots that lay here earlier are dropped.
         let mut shared = self.following.hold_caught_up();
         shared.forget(run);
         shared.begin_section();
@@ -209,7 +212,7 @@ impl Section {
         began.elapsed()
     }
 
-    /// Folds a run of which a part cannot be registered: each part by itself.
+    /// Folds each part by itself, after the run as a whole could not be registered.
     fn fold_by_parts(
         &mut self,
         map: &mut Map,
@@ -227,8 +230,8 @@ impl Section {
         longest
     }
 
-    /// Closes the stage, then drops the contents of folded pages from it. In the other order, the follower would be
-    /// told of the discard.
+    /// Closes the stage, then drops the contents of folded pages from it. In the other order, the follower would get a
+    /// message of the discard.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.is_open) {
             let _ = self.watch().unregister(self.stage.range());
@@ -250,18 +253,18 @@ impl Section {
         Ok(())
     }
 
-    /// Makes every access to an absent page of the run sleep.
+    /// From here on, every thread that accesses an absent page of the run sleeps.
     fn guard(&self, run: PageRange) -> Result<(), Errno> {
         if let Some(notes) = self.notes() {
             // A mapping is registered with one userfaultfd at most. If the program has registered its own, this call
-            // fails, and the program's stays.
+            // fails, and the program's registration stays.
             if !self.tells_owners_apart {
                 notes.register(run, Watch::Writes)?;
             }
             notes.unregister(run)?;
         }
         self.watch().register(run, Watch::MissingAndWrites).inspect_err(|e| {
-            // The kernel has looked through the whole run by then, and may have registered some of its mappings.
+            // The kernel may have registered some of the run's mappings before memory was short.
             if *e == Errno::NOMEM {
                 let _ = self.watch().unregister(run);
             }
@@ -284,7 +287,8 @@ impl Section {
             at += moved.pages;
             match moved.stopped_by {
                 None => {}
-                // Something holds the page for the moment: a lock, a batch of the kernel's own, or an unread message.
+                // Something holds the page for the moment: a lock, a batch of the kernel's own (`lru_add`), or an
+                // unread message.
                 Some(Errno::AGAIN) if tries < TRIES => {
                     tries += 1;
                     if tries > TRIES / 2 {
@@ -300,11 +304,11 @@ impl Section {
         }
     }
 
-    /// Compares each page that is out with the bytes at the address that `contents` has for it. Afterwards, `Folded` stands for
-    /// equality.
+    /// Compares each page that is out with the bytes that `contents` has for it. Afterwards, the outcome `Folded`
+    /// stands for a page whose bytes are equal.
     fn judge(&self, contents: &Contents, generation: u64, outcomes: &mut [Outcome]) {
-        // The generation is read after the move: it then counts every file that was opened before, and through which a
-        // write may have begun.
+        // The generation is read after the pages were moved out. So it counts every file that was opened before, and
+        // through which a write to them may have begun.
         let unpinned = openings::number() != generation;
         for (n, outcome) in outcomes.iter_mut().enumerate().filter(|(_, o)| **o == Outcome::Folded) {
             // SAFETY: the staged page is present (it was just moved there) and ours. The other one is a constant, or a
@@ -318,8 +322,8 @@ impl Section {
         }
     }
 
-    /// Replaces the pages of a part that are equal and puts back the others. `first` is the number of the part's first page in
-    /// the run.
+    /// Replaces the pages of a part that are equal, and moves the others back. `first` is the index of the part's first
+    /// page in the run.
     fn replace(
         &self,
         map: &mut Map,
@@ -364,13 +368,13 @@ impl Section {
         Ok(())
     }
 
-    /// Puts pages back where they were. This cannot be given up: the member's data is on the stage. `tried` says
-    /// whether slots were to be placed there.
+    /// Moves pages back where they were. This is repeated until it succeeds: the stage has the only copy of the
+    /// member's data. `tried` says whether slots were to be mapped there, which may have unmapped the place.
     fn put_back(&self, piece: PageRange, staged: u64, tried: bool) {
         let (mut done, mut place) = (0, piece.start);
         while done < piece.pages {
             let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
-            // While this lock is held, nobody discards or forks between the look at discarded pages and the move.
+            // While this lock is held, nobody discards or forks between the look-up of discarded pages and the move.
             let mut shared = self.following.hold();
             shared.give_to_born(rest, self.staged(staged + done));
             let Some(kept) = shared.kept(rest).first().copied() else { return };
@@ -379,7 +383,8 @@ impl Section {
             // SAFETY: the stage is ours, and nobody else knows of it. The place is empty and out of reach.
             let moved = unsafe { self.watch().move_pages(from, kept.start) };
             let copied = match moved.stopped_by {
-                // The program has changed its protection meanwhile, or locked it, by a system call of its own.
+                // The program has changed the protection of the place meanwhile, or locked it, by a system call that
+                // bypasses the hooks.
                 Some(Errno::INVAL) => self.watch().copy_pages(from.start, kept).unwrap_or(0),
                 Some(Errno::FAULT) if moved.pages == 0 => self.put_back_failed(from.start, kept.start),
                 _ => 0,
@@ -395,21 +400,22 @@ impl Section {
                     let rest = PageRange { start: place.add_pages(done), pages: piece.pages - done };
                     let moved = self.following.hold().moved_to(rest);
                     match moved {
-                        // The program has moved it by a system call of its own.
+                        // The program has moved the mapping by a system call that bypasses the hooks.
                         Some(there) => place = HostVirt(there.start.0 - pages_to_bytes(done)),
                         None if tried && self.map_again(rest) => {}
-                        // The program has unmapped it: nobody misses the rest.
+                        // The program has unmapped the place: nobody misses the remaining pages.
                         None => return,
                     }
                 }
-                // Memory for a page table is short, something is locked for the moment, or a message is unread.
+                // The kernel has no memory for a page table, something is locked for the moment, or a message is
+                // unread.
                 Some(_) => std::thread::yield_now(),
             }
         }
     }
 
-    /// Puts a page back that cannot be moved because its frame has failed (`memory_failure`). A thread that touches the
-    /// page is told so, as if it had never been moved. Returns the number of pages put back.
+    /// Puts a page back that cannot be moved because its memory has failed (`memory_failure`). A thread that touches
+    /// the page gets `SIGBUS`, as if the page had never been moved. Returns the number of pages put back.
     fn put_back_failed(&self, staged: HostVirt, place: HostVirt) -> u64 {
         let page = PageRange { start: place, pages: 1 };
         match self.watch().copy_pages(staged, page) {
@@ -418,7 +424,8 @@ impl Section {
         }
     }
 
-    /// Maps memory where nothing is mapped, so that pages can be moved there. False if something lies there.
+    /// Maps memory at a place where nothing is mapped, so that pages can be moved there. `false` if something is mapped
+    /// there.
     fn map_again(&self, range: PageRange) -> bool {
         match map_anonymous_where_free(range) {
             Ok(()) => drop(self.watch().register(range, Watch::MissingAndWrites)),
@@ -429,7 +436,8 @@ impl Section {
         true
     }
 
-    /// Wakes everybody, and leaves the anonymous rest of the run as it was registered before.
+    /// Wakes all threads that wait for pages of the run, and registers the parts that were not replaced by slots as
+    /// they were before.
     fn end(&self, run: PageRange, parts: &[Part<'_>], outcomes: &[Outcome]) {
         let mut replaced = [false; RUN_PAGES as usize];
         for (at, part) in places(parts).filter(|(_, part)| part.source.is_some()) {
@@ -440,8 +448,8 @@ impl Section {
             let pages = alike.len();
             let piece = PageRange { start: run.start.add_pages(at as u64), pages: pages as u64 };
             if !alike[0] {
-                // Also wakes threads that sleep on zeros. The notes of writes are lost, so these pages count as
-                // written.
+                // This also wakes threads that sleep on pages folded as zeros. The kernel's notes of writes are lost,
+                // so these pages count as written.
                 let _ = self.watch().unregister(piece);
                 self.watch_again(&[piece]);
             }
@@ -456,7 +464,7 @@ impl Section {
     }
 }
 
-/// The outcome for a page that the kernel does not move. The page is left where it is and counted, by any error.
+/// The outcome for a page that the kernel does not move, for any error. The page stays where it is.
 const fn refusal(error: Errno) -> Outcome {
     match error {
         Errno::BUSY | Errno::AGAIN => Outcome::Busy,
@@ -465,15 +473,15 @@ const fn refusal(error: Errno) -> Outcome {
     }
 }
 
-/// The longest piece of a run that begins with page `at`, and whose pages have one outcome and one set of traits: advice
-/// applies to a mapping as a whole.
+/// The longest piece of a run that begins with page `at`, and whose pages have one outcome and one set of traits:
+/// advice applies to a mapping as a whole.
 pub fn piece_from(map: &Map, run: PageRange, outcomes: &[Outcome], at: usize) -> PageRange {
     let pages = outcomes[at..].iter().take_while(|outcome| **outcome == outcomes[at]).count() as u64;
     let piece = PageRange { start: run.start.add_pages(at as u64), pages };
     PageRange { pages: map.alike(piece), ..piece }
 }
 
-/// Whether the kernel refuses to let a range go by a userfaultfd that does not look after it.
+/// Whether the kernel refuses to unregister a range through a userfaultfd with which it is not registered.
 fn tells_owners_apart(one: &Userfault, other: &Userfault, memory: &MemberMemory) -> bool {
     let page = PageRange { pages: 1, ..memory.range() };
     one.register(page, Watch::Writes).is_ok() && {
@@ -483,11 +491,11 @@ fn tells_owners_apart(one: &Userfault, other: &Userfault, memory: &MemberMemory)
     }
 }
 
-/// The addresses of the bytes that the pages of a run are compared with.
+/// The addresses of the bytes with which the pages of a run are compared.
 type Contents = [HostVirt; RUN_PAGES as usize];
 
-/// The contents of a run's pages; `None` if slots are not in the pool. This process may not have looked at these bytes for a while.
-/// They are brought in before anybody has to wait for them.
+/// The contents of a run's pages; `None` if slots are not in the pool. The pages of the slots are mapped by reading
+/// them, so that no thread has to wait for that later, while pages are out.
 fn contents(parts: &[Part<'_>]) -> Option<Contents> {
     let mut contents = [zeros(); RUN_PAGES as usize];
     for (at, part) in places(parts) {
@@ -508,7 +516,7 @@ fn places<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = (u64, Part<'a>)> {
     })
 }
 
-/// The end of the part that has this page of a run.
+/// The end of the part that contains this page of a run.
 fn end_of_part(parts: &[Part<'_>], page: u64) -> u64 {
     places(parts).map(|(at, part)| at + part.pages).find(|end| page < *end).unwrap_or(page)
 }
@@ -522,7 +530,7 @@ fn touch(slots: PageRange) {
     }
 }
 
-/// Cuts a range that is to be folded into runs that one section can do.
+/// Cuts a range that is to be folded into runs that one section can fold.
 pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item = (PageRange, Target)> {
     cut(PageRange { start, pages }, RUN_PAGES).filter_map(move |range| match target {
         Target::Zero => Some((range, target)),
@@ -532,7 +540,7 @@ pub fn pieces(start: HostVirt, pages: u64, target: Target) -> impl Iterator<Item
     })
 }
 
-/// Cuts a range into pieces of at most `most` pages.
+/// Cuts a range into pieces of at most `most` pages each.
 pub fn cut(range: PageRange, most: u64) -> impl Iterator<Item = PageRange> {
     (0..range.pages.div_ceil(most)).map(move |n| {
         let done = n * most;

@@ -17,12 +17,12 @@ impl Crowd {
         let memory = MemberMemory::new(2 * most).unwrap();
         let this = Self(memory.range());
         memory.forget();
-        // A page without access in the middle of others makes two mappings more. The last attempt may make one.
+        // A page without access rights in the middle of others makes two mappings more. The last attempt may make one.
         assert!((0..most).any(|n| !this.shut(2 * n + 1)), "no limit was reached");
         this
     }
 
-    /// Returns whether that could be done.
+    /// Takes the access rights of a page away. Returns whether the kernel had a mapping for it.
     fn shut(&self, page: u64) -> bool {
         let at = self.0.start.add_pages(page).0 as usize as *mut _;
         // SAFETY: a page of this test's own, which nobody uses.
@@ -136,8 +136,8 @@ fn those_who_cannot_wait_are_refused_while_a_page_is_out() {
     assert_eq!(take(), Ok(()));
 }
 
-/// Nobody looked between the moment at which pages were moved out and that at which slots took their place. So a protection that the
-/// program had given them meanwhile was gone, and so was a lock.
+/// Nobody looked between the moment at which pages were moved out and that at which slots took their place. So a
+/// protection that the program had given them meanwhile was gone, and so was a lock.
 #[test]
 fn protection_and_lock_that_pages_get_while_they_are_out_stay() {
     if !alone("section::failure_tests::protection_and_lock_that_pages_get_while_they_are_out_stay") {

@@ -55,7 +55,7 @@ fn run_over_two_mappings_is_folded() {
     assert_eq!(member.in_pool(), 4);
 }
 
-/// A program may look after faults in a part by itself.
+/// The program may have registered a part with its own userfaultfd.
 #[test]
 fn part_that_cannot_be_registered_leaves_others_alone() {
     let Some(mut section) = section() else { return };

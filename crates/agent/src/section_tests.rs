@@ -29,7 +29,7 @@ fn equal_pages_are_folded_and_others_are_as_they_were() {
     for n in 0..8 {
         assert_eq!(member.word(n, 0).load(Ordering::Relaxed), n + 1);
     }
-    // Written, it is the member's own again, and the slot is as it was.
+    // After a write, the page is private to the member again, and the slot is as it was.
     member.word(5, 1).store(5, Ordering::Relaxed);
     assert_eq!((member.in_pool(), member.word(5, 0).load(Ordering::Relaxed)), (6, 6));
     let slot = pool.slots(PoolSlot::new(0, 5).unwrap(), 1).unwrap();
@@ -142,7 +142,7 @@ fn memory_without_write_access_is_unfolded_as_it_is() {
     assert_eq!(fold(&mut section, member.run(0, 6), Some((&pool, 0))), [Outcome::Folded; 6]);
     for (first, access) in [(0, libc::PROT_READ), (3, libc::PROT_NONE)] {
         let run = member.run(first, 3);
-        // One of them is the member's own before.
+        // One of these pages was written, and is private already.
         member.word(first + 1, 5).store(5, Ordering::Relaxed);
         // SAFETY: the pages are this test's.
         assert_eq!(unsafe { libc::mprotect(run.start.0 as usize as *mut _, 3 * PAGE_BYTES, access) }, 0);

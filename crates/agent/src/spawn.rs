@@ -14,13 +14,14 @@ pub const SMALL_STACK_BYTES: usize = 128 << 10;
 
 type Body = Box<dyn FnOnce() + Send>;
 
-/// Threads that were started last. Their number is [`STARTING`] at first, and negative once they have ended; 0 in free places.
+/// The last threads that were started. An element is [`STARTING`] at first, then the thread's number, then that number
+/// negated once the thread has ended its work; 0 in unused elements.
 static LAST: [AtomicI32; 8] = [const { AtomicI32::new(0) }; 8];
 /// Number of threads that were started.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 const STARTING: i32 = i32::MAX;
 
-/// Some of the threads that were started last.
+/// A set of threads, as bits for the elements of [`LAST`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slots(u8);
 
@@ -47,13 +48,13 @@ impl Slots {
     }
 }
 
-/// Threads that have not ended.
+/// The threads that have not ended their work.
 pub fn running() -> Slots {
     let runs = |slot: &AtomicI32| slot.load(Ordering::SeqCst) > 0;
     Slots(LAST.iter().enumerate().filter(|(_, slot)| runs(slot)).fold(0, |all, (n, _)| all | 1 << n))
 }
 
-/// Forgets the parent's threads. For a forked child, before it has any.
+/// Forgets the parent's threads. For a forked child, before it starts any.
 pub fn begin_anew() {
     LAST.iter().for_each(|slot| slot.store(0, Ordering::SeqCst));
 }
@@ -107,7 +108,7 @@ extern "C" fn main(argument: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Signals of the calling thread, blocked until dropped.
+/// The calling thread's signal mask; all signals are blocked until this is dropped.
 struct Signals(libc::sigset_t);
 
 impl Signals {

@@ -1,5 +1,5 @@
-//! The table: what is true of the process's memory ([`Map`]), beside the guesses of what will become of it ([`History`]). One lock
-//! guards both.
+//! The table: the facts about the process's memory ([`Map`]), and the history of its pages, from which it is guessed
+//! which folds will last ([`History`]). One lock guards both.
 //!
 //! The program's threads change the table through the hooks, and the agent's thread changes it in everything that it
 //! does. A holder of the lock must not touch memory that may be folded, take a lock of the program's, or panic.
@@ -16,8 +16,8 @@ use wire::{Outcome, SlotRun, Why};
 
 static TABLE: Lock<Table> = Lock::new(Table::new());
 
-/// Access to the table, with its lock held and all signals blocked. An agent that rests is woken when the program has done something
-/// to known memory meanwhile.
+/// Access to the table, with its lock held and all signals blocked. When the lock is released after the program has
+/// changed memory that the table knows, the agent's thread is woken if it sleeps for long.
 #[derive(Debug)]
 pub struct Guard {
     table: lock::Guard<'static, Table>,
@@ -52,13 +52,13 @@ impl DerefMut for Guard {
     }
 }
 
-/// Locks the process's table.
+/// Locks the table of this process.
 pub fn lock() -> Guard {
     Guard::of(TABLE.lock())
 }
 
-/// As [`lock`], for a thread of the program's. Each time that it has waited for `wait`, it asks `give_up`; if true, it
-/// returns without the lock.
+/// As [`lock`], for a thread of the program. Each time that it has waited for `wait`, `give_up` is called; if it
+/// returns true, there is no lock, and the answer is `None`.
 pub fn lock_unless(wait: std::time::Duration, give_up: impl Fn() -> bool) -> Option<Guard> {
     TABLE.lock_unless(wait, give_up).map(Guard::of)
 }
@@ -76,8 +76,8 @@ pub(crate) unsafe fn begin_anew(known: &[(PageRange, Traits)]) {
     }
 }
 
-/// The map of this process and the history of its pages. Changes of the map alone are functions of [`Map`]; those below tell the
-/// history, too.
+/// The map of this process and the history of its pages. Functions that change the map alone are those of [`Map`]; the
+/// functions below change the history, too.
 #[derive(Debug)]
 pub struct Table {
     map: Map,
@@ -103,7 +103,8 @@ impl Table {
         Self { map: Map::new(), history: History::new(&TODAY) }
     }
 
-    /// See [`Map::discard`]. Folds of the last minute were short-lived, as if the pages had been written.
+    /// See [`Map::discard`]. Folds of these pages that were made in the last minute count as short-lived, as if the
+    /// pages had been written.
     pub fn discard(&mut self, range: PageRange) {
         self.map.discard(range, |key, pages| self.history.ended(key, pages));
     }
@@ -121,13 +122,13 @@ impl Table {
         self.history.set_time(now, quiet);
     }
 
-    /// Makes the table leave no page alone from here on.
+    /// From here on, pages may be folded even if their last folds were short-lived.
     pub const fn be_eager(&mut self) {
         self.history.be_eager();
     }
 
-    /// See [`History::take_written`]. The table knows of writes from the scans that it takes in ([`Table::rest`]), and of those to
-    /// folded pages.
+    /// See [`History::take_written`]. The table knows of writes from the scans that it is given ([`Table::rest`]), and
+    /// of writes to folded pages.
     pub const fn take_written(&mut self) -> u64 {
         self.history.take_written()
     }
@@ -148,7 +149,7 @@ impl Table {
         self.history.folded(PageRange { start: run.start, pages: run.pages.into() });
     }
 
-    /// Tells the history of a run whose folded pages the map knows already.
+    /// Notes in the history which pages of a run were folded. The map has them already.
     pub fn were_folded(&mut self, run: PageRange, outcomes: &[Outcome]) {
         let mut at = run.start;
         for alike in outcomes.chunk_by(|one, next| one == next) {
@@ -186,7 +187,7 @@ impl Table {
         self.map.set_pending(range, |key, pages| self.history.ended(key, pages));
     }
 
-    /// Notes that these pages, whose writes the kernel does not note, were written: their contents have changed.
+    /// Notes that these pages were written, as their changed contents show. The kernel notes no writes to them.
     pub fn seen_written(&mut self, range: PageRange) {
         self.history.all_written(range);
     }
@@ -201,12 +202,13 @@ impl Table {
         self.history.is_at_rest(range, seconds)
     }
 
-    /// Records a scan of all enrolled memory. Returns pages that have rested, in order of address from where the last
-    /// search ended ([`Map::take_rested`]).
+    /// Notes what a scan of all enrolled memory has found. Returns pages that have rested, at most `budget`, in order
+    /// of address from where the last search ended ([`Map::take_rested`]).
     ///
-    /// - Pages in `written` were written since the last scan. They are pending from here on.
-    /// - Pages that were pending and were not written have rested, and are pending no longer.
-    /// - Pages that are only `new` to the scans are pending, too, but do not count as written.
+    /// - Pages in `written` were written since the last scan. From here on they are pending: they wait to be seen
+    ///   unwritten.
+    /// - Pages that were pending and were not written since the last scan have rested, and are pending no longer.
+    /// - Pages in `new` were scanned for the first time. They are pending, too, but do not count as written.
     pub fn rest(&mut self, (written, new): (&[PageRange], &[PageRange]), budget: u64, worth: Worth) -> Vec<PageRange> {
         let Self { map, history } = self;
         for (range, is_new) in written.iter().map(|range| (range, false)).chain(new.iter().map(|range| (range, true))) {
@@ -220,7 +222,7 @@ impl Table {
         rested
     }
 
-    /// See [`Map::refoldable`]. Pages that are to be left alone are left out.
+    /// See [`Map::refoldable`]. Pages that are left alone after short-lived folds are not among them.
     pub fn refoldable(&self) -> Vec<PageRange> {
         self.map.refoldable(|key, pages| self.history.not_left_alone(key, pages))
     }

@@ -196,7 +196,7 @@ pub fn witness() -> Witness {
 }
 
 /// A device that answers late: reads that io_uring has begun into registered buffers, from a pipe that is empty yet.
-/// Their data is put into the page frame itself, whatever the page table says by then.
+/// Their data is put into the page frame itself, even if the page table has changed by then.
 pub struct LateDevice {
     ring: io_uring::IoUring,
     pipe: (std::io::PipeReader, std::io::PipeWriter),

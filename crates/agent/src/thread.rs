@@ -9,7 +9,8 @@
 //!              the worker hung up, sent a message that no worker sends, or reads nothing
 //! ```
 //!
-//! Apart from the worker, nothing is folded, and nothing that is folded needs anybody: the kernel serves the member.
+//! While there is no connection to a worker, nothing is folded. Folded pages need no worker: the kernel handles their
+//! faults.
 
 mod looks;
 mod report;
@@ -49,33 +50,36 @@ use wire::{FoldMode, Hello, HugePages, MemberStats, Outcome, Pace, ToAgent, ToWo
 const PROVER: &str = "prove.sock";
 /// Shortest and longest time between two attempts to connect: 100 ms, 5 s.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time between two reports of statistics to the worker while they change, and longest time: 1 s, 10 s. It doubles with
-/// each report that told nothing new.
+/// Shortest and longest time between two reports of statistics to the worker: 1 s, 10 s. The time doubles with each
+/// report without news.
 const STATS_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Longest time from a fold to the next report of statistics: 100 ms.
 const STATS_SOON: Duration = Duration::from_millis(100);
-/// Longest time between two looks at a state that nothing tells of: 1 s.
+/// Longest time between two checks of states whose change wakes nobody: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Sleep of the agent's thread beyond which the program's changes wake it: 500 ms.
+/// A sleep of the agent's thread that is longer than this counts as a rest, during which changes of memory by the
+/// program wake the thread: 500 ms.
 const REST: Duration = Duration::from_millis(500);
-/// Share of the pages of two megabytes that may be missing when they are collapsed in a member that is unfolded: 1/4.
+/// Share of the pages of a huge page (2 MiB) that may be missing when it is collapsed in a member that is being
+/// unfolded: 1/4.
 const UNFOLDED_MISSING: u64 = 4;
-/// Memory that stands ready in the arena before a round: 4 MiB.
+/// Free memory that the agent's arena must have before a round: 4 MiB.
 const ROUND_BYTES: usize = 4 << 20;
-/// Longest time for giving back mappings of a process that forks often: 2 s.
+/// Longest time for which mappings are given back in a process that forks often: 2 s.
 const WITHDRAW_TIME: Duration = Duration::from_secs(2);
-/// Longest time for giving all mappings back, where as many children live as can be followed: 1 min.
+/// Longest time for which mappings are given back when as many children live as can be followed: 1 min.
 const WITHDRAW_ALL_TIME: Duration = Duration::from_secs(60);
-/// Most runs in one message.
+/// Most runs in one message to the worker.
 const RUNS: usize = 2048;
-/// Time since the last fold or donation after which memory is given back that served it: 2 s. These are pages of the pool
-/// that were read for comparisons, and the window.
+/// Time since the last fold or donation after which the page-table entries of slots that were read for comparisons are
+/// dropped, and the memory of the donation window is given back: 2 s.
 const VIEW_RESTS: Duration = Duration::from_secs(2);
 
-/// Reason for the end of a connection that is told to the worker: the agent was told to leave.
+/// Reason for the end of a connection that is sent to the worker if the agent was told to leave the process.
 const LEAVES: &str = "its agent leaves the process";
 
-/// Number of connections that were closed without a word after which a forked child gives up: most of a minute.
+/// Number of connections that the worker closed without giving the agent a lease, after which the agent of a forked
+/// child gives up: most of a minute.
 const MOST_REFUSALS: u32 = 12;
 
 /// The settings with which this process was enrolled.
@@ -85,26 +89,29 @@ pub struct Asked {
     pub socket: PathBuf,
     /// Whether all private anonymous memory is enrolled.
     pub all_anonymous: bool,
-    /// The most mappings that the process may have before no more are spent on folding; `None`: half of the kernel's limit.
+    /// The most mappings that the process may have before no more are spent on folding; `None`: half of the kernel's
+    /// limit.
     pub most_vmas: Option<u64>,
-    /// Whether to compare fingerprints and not use the kernel's notes of writes, as on a kernel without `WP_ASYNC`.
+    /// Whether to find written pages by fingerprints and not by the kernel's notes of writes, as on a kernel without
+    /// `WP_ASYNC`.
     pub compare_fingerprints: bool,
     /// Whether to fold resting pages without asking whether the folds will last.
     pub eager: bool,
-    /// The kernel's release (`uname -r`), by which its faults are known.
+    /// The kernel's release (`uname -r`), by which it is known which bugs the kernel has.
     pub kernel: String,
     /// Time after which forked children enrol; `None` if they do not.
     pub children_after: Option<Duration>,
 }
 
 impl Asked {
-    /// Why nothing may be folded on this kernel, as the host is at the moment.
+    /// The reason why nothing may be folded on this kernel, given the host's present state (swap); `None` if pages may
+    /// be folded.
     fn refusal(&self) -> Option<String> {
         host::refuses_folding(&self.kernel, host::has_swap())
     }
 }
 
-/// The state that outlives connections.
+/// The state of the agent that outlives connections to workers.
 struct Agent {
     asked: &'static Asked,
     program: &'static dyn Program,
@@ -114,49 +121,50 @@ struct Agent {
     rounds: Rounds,
     stats: MemberStats,
     cpu_before: Duration,
-    /// Pages folded before this connection.
+    /// What [`History::folds`](policy::History::folds) said when this connection began.
     folds_before: (u64, u64),
     began: Instant,
     broken_looks: Looks,
     viewed: Option<Instant>,
     activity: Activity,
-    /// Whether a program that was attached while it ran has been seen idle since.
+    /// Whether a program to which the agent was attached while it ran has been seen idle since.
     began_quiet: bool,
-    /// Tells the worker that this process, or a child of it, may still map slots. It outlives the connection, as
-    /// these mappings do.
+    /// The lease, by whose mapping the worker sees that this process, or a child of it, may still map slots. It
+    /// outlives the connection, as these mappings do.
     lease: Option<SharedMark>,
-    /// Leases of former connections, kept until the worker of this one has read which slots this process maps.
+    /// Leases of former connections, kept until the worker of this connection has read which slots this process maps.
     former_leases: Vec<SharedMark>,
-    /// Time for which the keeper is left alone because it did not answer.
+    /// The time for which no keeper is asked, because it did not answer.
     silence: Silence,
     forks: Forks,
-    /// Whether there may be pages that map a pool which nobody serves any more.
+    /// Whether there may be pages that map a pool without a worker.
     has_orphans: bool,
-    /// Forks seen by the follower that have been counted in `forks`.
+    /// Number of forks, as the follower counts them, that `forks` knows of.
     births: u64,
-    /// Numbers of enrolled mappings of files and of offered segments when memory with homes was last looked for.
+    /// When memory with homes was last looked for: the number of enrolled mappings of files, and of segments that were
+    /// offered.
     tried: (usize, u64),
-    /// The most mappings that may stay, and the time after which no more are given back.
+    /// While mappings are given back: the most mappings that may stay, and when to stop at the latest.
     withdrawing: Option<(u64, Instant)>,
 }
 
-/// The state of one connection.
+/// The state of one connection to a worker.
 struct Session {
     link: Link,
     window: Option<OwnedFd>,
-    /// Time of the last copy of pages into the window; `None` once the window's memory was given back.
+    /// Time of the last copy of pages into the window; `None` once the window's memory has been given back.
     donated: Option<Instant>,
     /// A lease that is to replace the former one as soon as the worker has been told which slots this process maps.
     offered: Option<(u32, SharedMark)>,
     pace: Option<Pace>,
-    /// Pages that may become private: memory for them is promised.
+    /// Number of pages that may become private when they are unfolded: the worker has promised memory for them.
     room: u64,
     unfolded: bool,
     told: Told,
 }
 
 impl Session {
-    /// Gives the window's memory back when nothing was donated for a while, and the worker has taken what was.
+    /// Gives the window's memory back when nothing was donated for a while, and the worker has read all messages.
     fn rest_window(&mut self, now: Instant) {
         if self.donated.is_some_and(|donated| now - donated > VIEW_RESTS) && self.link.is_read() {
             self.donated = None;
@@ -166,7 +174,7 @@ impl Session {
     }
 }
 
-/// Files that a process may not open any more once it has given up its rights. Forked children often do.
+/// Files that a process may not be able to open any more once it has given up its rights, as forked children often do.
 pub struct Files {
     pagemap: Pagemap,
     /// An idle userfaultfd, and one that notes writes if this kernel supports that.
@@ -174,11 +182,11 @@ pub struct Files {
 }
 
 impl Files {
-    /// Opens them in the calling thread's table.
+    /// Opens all of these files in the calling thread's table of files.
     ///
     /// # Errors
-    /// This process cannot read its own page table, or `/proc` is that of another PID namespace. Numbers there are not those of system
-    /// calls then.
+    /// This process cannot read its own page table, or `/proc` is that of another PID namespace: process numbers there
+    /// are not those of system calls.
     pub fn open(asked: &Asked) -> io::Result<Self> {
         if !host::proc_is_ours() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -186,7 +194,7 @@ impl Files {
         Ok(Self::with(Pagemap::own().map_err(io::Error::other)?, asked))
     }
 
-    /// Opens the others in the calling thread's table.
+    /// Opens the userfaultfds in the calling thread's table of files.
     pub fn with(pagemap: Pagemap, asked: &Asked) -> Self {
         let notes = || if asked.compare_fingerprints { Ok(None) } else { open_notes() };
         let userfaults = Userfault::open_idle().and_then(|idle| Ok((idle, notes()?)));
@@ -194,8 +202,8 @@ impl Files {
     }
 }
 
-/// Serves this process until it ends, or the agent is to leave it. `is_child` says that it was forked by a member, and
-/// knows memory of that one's.
+/// Runs the agent in this process until the process ends, or the agent is to leave it. `is_child`: the process was
+/// forked by a member, and its table has memory that it inherited.
 ///
 /// # Errors
 /// This process cannot read its own list of mappings.
@@ -230,7 +238,8 @@ pub fn run(asked: &'static Asked, files: Files, is_child: bool, program: &'stati
     }
 }
 
-/// Whether the program may share pages with a parent or a child, to judge by what is there when the agent is put into it.
+/// Whether the program may share pages with a parent or a child that was forked, judged by the processes that exist
+/// when the agent starts.
 fn may_share_pages() -> bool {
     let own = std::process::id();
     ProcessStat::read(own).is_ok_and(|stat| stat.forked) || !host::children(own).is_empty()
@@ -253,7 +262,7 @@ fn open_folder(asked: &Asked, watch: Userfault, notes: Option<Userfault>) -> io:
 fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Following>> {
     let following = Following::start(watch, forks, asked.socket.with_file_name(PROVER))?;
     if asked.all_anonymous || !world::is_hooked() {
-        // The program did not ask by itself, so it may change its memory in any way.
+        // The program has not enrolled its memory itself, so it may change the memory in any way.
         following.expect_discards();
     }
     table::lock().follow_forks(forks);
@@ -261,7 +270,7 @@ fn follow(asked: &Asked, watch: Userfault, forks: bool) -> io::Result<Arc<Follow
     Ok(following)
 }
 
-/// Follows forks from here on if a keeper can be had now. Nothing may lie in mappings of the pool.
+/// Follows forks from here on if a keeper can be reached now. Nothing may lie in mappings of the pool.
 fn follow_forks(asked: &Asked, folder: &mut Folder, silence: &mut Silence) {
     if silence.lasts() {
         return;
@@ -335,8 +344,7 @@ impl Agent {
         })
     }
 
-    /// Works with one worker until the connection ends. If something on this side ends it, the worker is told the
-    /// reason.
+    /// Serves one worker until the connection ends. If the agent ends it, the worker is told the reason.
     fn serve(&mut self, link: Link) {
         let (window, offered, pace) = (None, None, None);
         let told = Told::new(Instant::now());
@@ -374,8 +382,9 @@ impl Agent {
         self.program.leave(&mut self.folder, (&self.pagemap, &self.pool), &mut self.stats)
     }
 
-    /// Waits for a message of the worker, for the follower's alarm, or for this time. An agent that rests looks
-    /// meanwhile whether the program has changed known memory, because the program's threads cannot wake it.
+    /// Waits for a message of the worker, for the follower's alarm, or for this time. During a long sleep (a rest), the
+    /// thread wakes from time to time to see whether the program has changed memory that the table knows, because the
+    /// program's threads cannot wake it.
     fn wait(&self, session: &Session, until: Duration) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return session.link.wait(until, None).map(drop) };
         let following = folder.section().following();
@@ -385,7 +394,7 @@ impl Agent {
             return session.link.wait(until.min(REST), alarm).map(drop);
         }
         let now = Instant::now();
-        // Without hooks, a look also finds that the agent is to leave.
+        // In a process without hooks, a check also finds that the agent is to leave, so it must come sooner.
         let longest = if world::is_hooked() { CHANGES_EVERY.1 } else { CHANGES_EVERY.0 };
         let (end, piece) = (now + until, self.rounds.rest_in(now).clamp(CHANGES_EVERY.0, longest));
         let waited = loop {
@@ -463,8 +472,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets the pace that the worker asks for. The first pace begins the work: the worker is told which slots this
-    /// member holds already.
+    /// Sets the pace that the worker asks for. At the first pace of a connection, the worker is also told which slots
+    /// this member holds already.
     fn begin(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
         let first = session.pace.replace(pace).is_none();
         session.unfolded = false;
@@ -481,7 +490,7 @@ impl Agent {
                 if !lost_track {
                     table.take_released(usize::MAX);
                 }
-                // Without track of the mappings, slots in the list of released ones may still be mapped somewhere.
+                // If track of the mappings was lost, slots in the list of released ones may still be mapped somewhere.
                 ([table.all_slot_runs(), table.released().to_vec()].concat(), table.home_runs())
             };
             for runs in homes.chunks(RUNS) {
@@ -499,8 +508,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Enters memory that was born folded, if the program has enrolled mappings of files, or the worker has offered
-    /// templates, since the last look.
+    /// Notes memory with homes in the table (module `home`) and tells the worker of it, if the program has enrolled
+    /// mappings of files, or the worker has offered segments, since this was last done.
     fn enter_homes(&mut self, session: &mut Session) -> io::Result<()> {
         let tried = (table::lock().of_files().len(), self.pool.offers());
         let Ok(folder) = &self.folder else { return Ok(()) };
@@ -521,7 +530,7 @@ impl Agent {
         session.link.send(&ToWorker::LeaseTaken(epoch))
     }
 
-    /// How the program was seen to change mappings past the hooks, if it was.
+    /// How the program was seen to change mappings in a way that bypasses the hooks; `None` if it was not.
     fn lost_track(&self) -> Option<&'static str> {
         self.folder.as_ref().ok().and_then(|folder| folder.section().following().lost_track())
     }
@@ -547,7 +556,8 @@ impl Agent {
     }
 
     fn work(&mut self, session: &mut Session, pace: Pace) -> io::Result<()> {
-        // An allocation that fails would end the program. Its limits, or the host's, may leave no memory for a round.
+        // An allocation that fails would end the program. The program's limits, or the host's, may leave no memory for
+        // a round.
         if !arena::ensure(ROUND_BYTES) {
             std::thread::sleep(RECONNECT.0);
             return Ok(());
@@ -595,7 +605,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Counts the program's forks. If they cost too much, mappings are given back, and nothing is folded for a while.
+    /// Counts the program's forks. If they cost too much, or too many children live, mappings are given back, and
+    /// nothing is folded for a while.
     fn mind_forks(&mut self, now: Instant) {
         let Ok(folder) = &mut self.folder else { return };
         let births = folder.section().following().births();
@@ -619,7 +630,8 @@ impl Agent {
             self.withdrawing = Some((0, now + WITHDRAW_ALL_TIME));
         }
         if let Some((most, until)) = self.withdrawing {
-            // The supervisor promises memory only for what a worker wants, and this cannot wait for a promise.
+            // The supervisor promises memory only for unfolding that a worker wants, and this cannot wait for a
+            // promise.
             let room = host::spare_bytes() / page::PAGE_BYTES as u64;
             let is_done = folder.withdraw((&self.pagemap, &self.pool), (most, room), &mut self.stats);
             if is_done || now > until {
@@ -629,7 +641,7 @@ impl Agent {
         }
     }
 
-    /// Searches for written pages among the folded, and has broken ones fingerprinted, if it is time for that.
+    /// Searches for written pages among the folded ones, and has those that rest fingerprinted, if it is time for that.
     fn look_at_broken(&mut self, pace: Pace, now: Instant) -> io::Result<()> {
         if !self.broken_looks.is_due(now, self.rounds.cadence(now), self.rounds.rest_in(now)) {
             return Ok(());
@@ -642,7 +654,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a piece.
+    /// Makes a round if one is due, tells the worker of pages that have rested, and collapses a huge page if possible.
     fn look_and_report(&mut self, session: &mut Session, pace: Pace, now: Instant) -> io::Result<()> {
         let Ok(folder) = &self.folder else { return Ok(()) };
         if !world::is_hooked() && !self.began_quiet && self.activity.is_idle(now) {
@@ -659,7 +671,7 @@ impl Agent {
         let hashed = report(&mut self.rounds, folder, &mut session.link, pace, idle)?;
         self.stats.done.pages_hashed += hashed;
         session.told.notice_hashed(self.stats.done.pages_hashed);
-        // Half as many pages as a huge page is split for: else it would soon be split again.
+        // Half as many missing pages as those for which a huge page is split: otherwise it would soon be split again.
         let most = match pace.huge_pages {
             HugePages::Keep => 0,
             HugePages::SplitAt(percent) => HUGE_PAGES * u64::from(percent) / 200,
@@ -667,7 +679,7 @@ impl Agent {
         self.collapse((most, LIFE.as_secs() as u32))
     }
 
-    /// Collapses a piece, if it is time for that; `rest` is as for [`Folder::collapse`].
+    /// Collapses a huge page, if it is time for that; `rest` is as for [`Folder::collapse`].
     fn collapse(&mut self, rest: (u64, u32)) -> io::Result<()> {
         let Ok(folder) = &mut self.folder else { return Ok(()) };
         let collapsed = folder.collapse((&self.pagemap, &self.pool, &mut self.rounds), rest, &mut self.stats);
@@ -689,20 +701,21 @@ impl Agent {
         }
     }
 
-    /// Tells the worker which slots are mapped no longer, once all that happened to followed memory is known.
+    /// Tells the worker which slots are no longer mapped, after all messages about followed memory were read.
     fn release(&self, session: &mut Session) -> io::Result<()> {
         if table::lock().released().is_empty() {
             return Ok(());
         }
         if let Ok(folder) = &self.folder {
-            // Slots that the program has moved are mapped elsewhere. The follower must have told of that before.
+            // Slots that the program has moved are mapped elsewhere. All messages about moves must have been read
+            // before.
             folder.section().following().catch_up();
         }
         let has_moved = self.folder.as_ref().is_ok_and(|folder| folder.section().following().has_moved());
         if self.lost_track().is_none() && !has_moved { release(&mut session.link) } else { Ok(()) }
     }
 
-    /// Tells the worker which pages have left their homes, and which show them again.
+    /// Tells the worker which pages no longer show their homes, and which show them again.
     fn tell_moves(session: &mut Session) -> io::Result<()> {
         let [left, back] = table::lock().take_moves();
         for runs in left.chunks(RUNS) {
@@ -715,7 +728,7 @@ impl Agent {
     }
 }
 
-/// Tells the worker which slots are mapped no longer.
+/// Tells the worker which slots are no longer mapped.
 fn release(link: &mut Link) -> io::Result<()> {
     loop {
         let released = table::lock().take_released(RUNS);
@@ -726,9 +739,9 @@ fn release(link: &mut Link) -> io::Result<()> {
     }
 }
 
-/// Counts pages as broken that map a segment which is no longer the worker's. Nobody has to be told when they are
-/// written, and their slots cannot be folded to. They are folded again where they are ([`crate::refold`]). Says whether there
-/// are some.
+/// Marks pages as broken that map a segment which the worker no longer has. Nobody has to be told when they are
+/// written, and no page can be folded to their slots. They are folded again where they are ([`crate::refold`]). Returns
+/// whether there are any.
 fn orphan(of_segment: impl Fn(u8) -> bool) -> bool {
     let mut table = table::lock();
     let orphans: Vec<_> = table.all_slot_runs().into_iter().filter(|run| of_segment(run.slot.segment())).collect();

@@ -1,8 +1,8 @@
-//! Makes folded pages private anonymous memory again, while the member uses them, and without losing a write.
+//! Makes folded pages private anonymous memory again, while the member uses them, without losing a write.
 //!
-//! A folded page that was never written maps a slot, read-only. Nobody can be about to write it behind the processor's
-//! back. DMA and `get_user_pages` for writing have to break it first, through the same fault as a writing thread. So it
-//! is enough to keep that fault from happening:
+//! A folded page that was never written maps a slot, read-only. Nobody can be about to write it other than through the
+//! page table: DMA and `get_user_pages` for writing have to break it first, by the same fault as a thread that writes.
+//! So it is enough to hold that fault up:
 //!
 //! ```text
 //!   copy the slots into a new private mapping of our own
@@ -15,8 +15,8 @@
 //!      v let writers in, wake them: they find the private page
 //! ```
 //!
-//! Where the page table says neither, because the kernel has just taken the page out of it, the page is left for the
-//! next time. Memory that may not be written needs no writers kept out: the table's lock keeps it from becoming
+//! If the page table says neither, because the kernel has just removed the entry, the page is left for the next call.
+//! In memory that the program may not write, no writers have to be kept out: the table's lock keeps it from becoming
 //! writable. The mapping that takes its place gets the same protection.
 
 use crate::follow::Following;
@@ -29,14 +29,14 @@ use page::{HostVirt, PageRange, PoolSlot};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The means of unfolding, made once.
+/// What is needed to unfold pages; made once for a process.
 pub struct Unfold {
     following: Arc<Following>,
     entries: Vec<PagemapEntry>,
 }
 
 impl Unfold {
-    /// The means for memory that `following` follows.
+    /// For memory that `following` follows.
     pub fn new(following: Arc<Following>) -> Self {
         Self { following, entries: Vec::with_capacity(RUN_PAGES as usize) }
     }
@@ -45,8 +45,9 @@ impl Unfold {
     /// table's lock, held.
     ///
     /// # Errors
-    /// Memory or mappings are short, or the run is not followed. Then the program has a userfaultfd of its own on it,
-    /// or has unmapped it by a system call of its own. Pages that were not unfolded are folded as before.
+    /// Memory or mappings are short, or the run is not followed: the program has registered it with its own
+    /// userfaultfd, or has unmapped it in a way that bypasses the hooks. Pages that were not unfolded are folded as
+    /// before.
     pub fn run(
         &mut self,
         table: &mut Table,
@@ -65,16 +66,18 @@ impl Unfold {
             let held = following.hold();
             return self.swap(table, pagemap, (run, &held.never_discarded(run)), slots, traits);
         }
-        // Of pages that are present, the page table says for certain whether they are broken.
+        // Of present pages, the page table says for certain whether they are broken.
         act::make_present(run)?;
         let following = Arc::clone(&self.following);
         following.hold().begin_section();
-        // The lock is held until the run is replaced. A thread whose discard is reported meanwhile discards only
-        // afterwards, in the mapping that takes the run's place. Discards reported before may happen at any moment.
+        // This lock is held until the run is replaced. A thread whose discard is reported meanwhile goes on to discard
+        // only after that, in the mapping that takes the run's place. Discards that were reported before may take
+        // effect at any moment.
         let (held, result) = following.until_read(|_| following.watch().protect(run, true));
         let result = result.and_then(|()| self.swap(table, pagemap, (run, &held.never_discarded(run)), slots, traits));
         drop(held);
-        // Pages that were not replaced. The others have their own protection.
+        // Pages that were not replaced are still write-protected. The mappings that took the place of the others are
+        // not.
         for pooled in table.pooled_pages(run) {
             following.let_writers_in(pooled);
         }
@@ -84,7 +87,7 @@ impl Unfold {
         result
     }
 
-    /// Replaces the pages of a run that show their slots, as far as they are in `kept`: those were never
+    /// Replaces the pages of a run that show their slots, as far as they are in `kept`: pages that were never
     /// discarded.
     fn swap(
         &mut self,
@@ -96,8 +99,8 @@ impl Unfold {
     ) -> Result<(), Errno> {
         pagemap.read(run.start, run.pages, &mut self.entries).map_err(|_| Errno::IO)?;
         let kept_out = traits.may_be_written();
-        // A page may still show its slot when its discard is known already. The discarding thread then takes the entry
-        // away between this look and the replacement, which would bring the slot's bytes back.
+        // A page may still show its slot after its discard was reported. The discarding thread would then remove the
+        // entry between this check and the replacement, and the replacement would bring the slot's bytes back.
         let is_kept = |at: usize| {
             let page = run.start.add_pages(at as u64);
             kept.iter().any(|range| range.start <= page && page < range.end())
@@ -126,26 +129,26 @@ impl Unfold {
     }
 }
 
-/// The state of a page in a mapping of the pool, by its page table entry.
+/// What a page in a mapping of the pool shows, by its page-table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
-    /// The page is the slot's.
+    /// The slot.
     Slot,
-    /// The page is the member's own.
+    /// A private copy of the member's.
     Own,
-    /// The page table entry does not tell.
+    /// The page-table entry does not tell.
     Nothing,
 }
 
 impl Shown {
-    /// `kept_out`: whether writers are kept out. That leaves marks in place of absent pages, which look like pages in
-    /// swap.
+    /// `kept_out`: whether writers are kept out. Write protection leaves markers in place of absent pages, which look
+    /// like pages in swap.
     fn by(entry: PagemapEntry, kept_out: bool) -> Self {
         match (entry.present(), entry.file_or_shared()) {
             (true, true) => Self::Slot,
             (true, false) => Self::Own,
-            // A page of the member's own is present or in swap. One that was never touched, or that the kernel took
-            // out, is the slot's.
+            // A private page is present or in swap. An absent page was never touched, or the kernel has removed its
+            // entry: it shows the slot.
             (false, _) if !kept_out && !entry.swapped() => Self::Slot,
             (false, _) => Self::Nothing,
         }
@@ -173,7 +176,7 @@ mod tests {
     use super::Shown;
     use host::PagemapEntry;
 
-    /// The slot of such a page was once released as if the page had been broken, while it still mapped the slot.
+    /// Once, the slot of such a page was released as if the page had been broken, while the page still mapped the slot.
     #[test]
     fn uncertain_page_table_entry_shows_nothing() {
         let (present, swapped, file) = (1 << 63, 1 << 62, 1 << 61);

@@ -1,16 +1,16 @@
-//! Whether a page that writers are kept out of (userfaultfd write protection) may still be written through a reference,
-//! such as a pin.
+//! Whether a page from which writers are kept out (by userfaultfd write protection) may still be written through a
+//! reference to it, such as a pin.
 //!
-//! A page that shows a file needs no witness: it is read-only, and nobody can hold it for writing. For others there are two
-//! witnesses.
+//! A page that shows a file needs no proof: it is read-only, and nobody can hold it for writing. For other pages, one
+//! of two witnesses is asked:
 //!
-//! - The service's *prover*, where there is one. It reads the page's reference count, as the kernel's own merger
-//!   does. Nobody can have taken a reference for writing since writers are kept out, because that takes the same
-//!   fault as a write.
-//! - Where there is none that answers, a *fork probe* ([`act::ForkProbe`]), if no child gets memory that may be folded. It is a child
-//!   that is forked before writers are kept out. A page that is still shared with it was not pinned at the fork, and was neither written
-//!   nor pinned for writing since. The fork probe does not see references that do not pin. Members in which anything is known to take
-//!   such references are not folded (`references`).
+//! - The service's *prover*, if there is one. It reads the page's reference count, as ksmd does. Nobody can have taken
+//!   a reference for writing since writers are kept out, because that takes the same fault as a write.
+//! - If there is no prover that answers, a *fork probe* ([`act::ForkProbe`]), provided that no child gets memory that
+//!   may be folded. It is a child that is forked before writers are kept out. A page that is still shared with it was
+//!   not pinned at the fork, and has neither been written nor pinned for writing since. The fork probe does not show
+//!   references that are no pins. Members in which anything is known to take such references are not folded
+//!   (`references`).
 
 use crate::table::{Table, everything};
 use crate::world;
@@ -24,20 +24,20 @@ use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::Proof;
 
-/// Greatest share of the time that forking probes may take, even if a worker asks for more: 1/50.
+/// Largest share of the time that forking probes may take, however often the worker asks for folds: 1/50.
 const PROBE_SHARE: u32 = 50;
-/// Shortest and longest life of a fork probe, which ends when another one may be forked: 50 ms, 5 s. Meanwhile, each
-/// write of the process to one of its broken pages costs a copy.
+/// Shortest and longest life of a fork probe: 50 ms, 5 s. It ends when another one may be forked. During its life, the
+/// first write of the process to each of its broken pages costs a copy.
 const PROBE_TIME: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Time for the prover's answer while writers are kept out: 2 ms.
+/// Longest wait for the prover's answer while writers are kept out: 2 ms.
 const ANSWER_TIME: Duration = Duration::from_millis(2);
-/// Time for the prover's answer while no writer waits for it: 100 ms.
+/// Longest wait for the prover's answer while no writer is kept out: 100 ms.
 const LATE_TIME: Duration = Duration::from_millis(100);
 /// First and longest pause before the prover is asked again after it did not answer: 1 s, 64 s. The pause doubles while
 /// the prover stays silent.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
-/// Time for which a prover or keeper is left alone that accepts connections and answers nothing.
+/// The time for which a prover or keeper is not asked, because it accepted a connection and then did not answer.
 #[derive(Default)]
 pub struct Silence {
     until: Option<Instant>,
@@ -56,7 +56,7 @@ impl Silence {
         *self = Self::default();
     }
 
-    /// Whether the prover or keeper is left alone at this moment.
+    /// Whether the prover or keeper must not be asked at this moment.
     pub fn lasts(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
     }
@@ -64,21 +64,21 @@ impl Silence {
 
 /// The witness of this process: a connection to the service's prover, or fork probes.
 pub struct Witness {
-    /// Where the prover listens, if there is one.
+    /// The path of the prover's socket. There may be no prover.
     prover: PathBuf,
     at_hand: Option<AtHand>,
-    /// The time before which no fork probe is cast.
+    /// The time before which no fork probe may be forked.
     next_probe: Instant,
     entries: Vec<PagemapEntry>,
     proofs: Vec<Proof>,
-    /// Whether the prover did not answer in time when it was asked last.
+    /// Whether the prover did not answer the last question in time.
     is_late: bool,
     silence: Silence,
 }
 
 enum AtHand {
     Prover(Box<Prover>),
-    /// As long as it lives, page tables show which pages are shared with it.
+    /// While it lives, page tables show which pages are shared with it.
     ForkProbe {
         _cast: ForkProbe,
         until: Instant,
@@ -86,7 +86,7 @@ enum AtHand {
 }
 
 impl Witness {
-    /// `prover` is the socket where the prover listens, if there is one.
+    /// `prover` is the path of the prover's socket. There may be no prover.
     pub fn new(prover: PathBuf) -> Self {
         Self {
             prover,
@@ -99,11 +99,11 @@ impl Witness {
         }
     }
 
-    /// Calls a witness, if one can be had, that knows these broken pages. It may know others, too. `table` is the
-    /// table's lock, held.
+    /// Calls a witness that knows these broken pages, if there can be one. The witness may know other pages, too.
+    /// `table` is the table's lock, held.
     ///
     /// # Errors
-    /// There is no prover that answers, and no fork probe may be cast, or memory or processes are short.
+    /// There is no prover that answers, and no fork probe may be forked, or memory or processes are short.
     pub fn call(&mut self, table: &Table, pagemap: &Pagemap, asked: &[PageRange]) -> Result<(), Errno> {
         self.rest();
         if self.at_hand.is_some() && asked.iter().all(|range| self.knows(pagemap, *range)) {
@@ -113,7 +113,7 @@ impl Witness {
     }
 
     /// Whether the present witness knows all of these pages. A fork probe does not know pages that were broken or
-    /// written after it was cast. The prover knows all.
+    /// written after it was forked. The prover knows all pages.
     fn knows(&mut self, pagemap: &Pagemap, range: PageRange) -> bool {
         if matches!(self.at_hand, Some(AtHand::Prover(_))) {
             return true;
@@ -122,12 +122,12 @@ impl Witness {
         pagemap.read(range.start, range.pages, &mut self.entries).is_ok() && !self.entries.iter().any(is_own)
     }
 
-    /// Whether a witness can be called: the prover is at hand, or another fork probe may be cast.
+    /// Whether a witness can be called: the prover is connected, or another fork probe may be forked.
     pub fn may_be_called(&self, now: Instant) -> bool {
         matches!(self.at_hand, Some(AtHand::Prover(_))) || now >= self.next_probe
     }
 
-    /// Calls a witness that knows these pages. Says whether one could be had.
+    /// Calls a witness that knows these pages. Returns whether there is one.
     ///
     /// # Errors
     /// As [`Witness::call`].
@@ -136,7 +136,8 @@ impl Witness {
             return Ok(true);
         }
         let began = Instant::now();
-        // The kernel accepts connections also for a prover that is stopped.
+        // The kernel also accepts connections on behalf of a prover that is stopped, so a prover that did not answer is
+        // not tried for a while.
         if !self.silence.lasts()
             && let Ok(prover) = world::connect(Server::Prover, &self.prover).map(Prover::over)
         {
@@ -154,7 +155,8 @@ impl Witness {
         Ok(true)
     }
 
-    /// Ends the fork probe if its time is over, else says how long it may stay. The prover is kept.
+    /// Ends the fork probe if its time is over; otherwise returns how long it may stay. The prover's connection is
+    /// kept.
     pub fn rest(&mut self) -> Option<Duration> {
         let now = Instant::now();
         self.at_hand.take_if(|at_hand| matches!(at_hand, AtHand::ForkProbe { until, .. } if *until <= now));
@@ -171,27 +173,27 @@ impl Witness {
         self.may_cast_now();
     }
 
-    /// Lets the next fork probe be cast at once.
+    /// Lets the next fork probe be forked at once.
     #[cfg(test)]
     pub fn may_cast_now(&mut self) {
         self.next_probe = Instant::now();
     }
 
-    /// Whether there is a witness to ask.
+    /// Whether a witness has been called, and can be asked.
     pub const fn is_at_hand(&self) -> bool {
         self.at_hand.is_some()
     }
 
-    /// Whether the last question was not answered in time: the prover or the processors are busy.
+    /// Whether the last question was not answered in time, because the prover or the processors are busy.
     pub const fn is_late(&self) -> bool {
         self.is_late
     }
 
-    /// Waits until a late prover answers again. The caller keeps no writer out. Says whether the same question is
-    /// worth asking once more.
+    /// Waits until a late prover answers again. Returns whether it makes sense to ask again. The caller keeps no writer
+    /// out.
     pub fn catch_up(&mut self) -> bool {
         let Some(AtHand::Prover(prover)) = &mut self.at_hand else { return false };
-        // Any question will do: the prover answers in order.
+        // The question does not matter: the prover answers in order.
         let nothing = [PageRange { start: HostVirt(0), pages: 1 }];
         let is_there = prover.ask(&nothing, &mut [Proof::Unknown], LATE_TIME).is_ok();
         if is_there {
@@ -203,7 +205,7 @@ impl Witness {
         is_there
     }
 
-    /// Asks about pages that writers are kept out of. Returns a proof for each page, in order.
+    /// Asks about pages from which writers are kept out. Returns an answer for each page, in order.
     pub fn ask(&mut self, pagemap: &Pagemap, ranges: impl Iterator<Item = PageRange>) -> &[Proof] {
         self.ask_within(pagemap, ranges, ANSWER_TIME)
     }
@@ -255,8 +257,8 @@ impl Witness {
         &self.proofs
     }
 
-    /// Proves pages that show a file and that no witness has proven: they map a pool that nobody serves any more. A writer has to
-    /// break such a page first, and writers are kept from that.
+    /// Proves pages that show a file, if no witness has proved them. They map a pool without a worker. A writer has to
+    /// break such a page first, which is kept from happening.
     fn prove_files(&mut self, pagemap: &Pagemap, ranges: &[PageRange]) {
         let mut proofs = &mut self.proofs[..];
         for range in ranges {
@@ -274,9 +276,9 @@ impl Witness {
     }
 }
 
-/// Forks a probe that gets these pages, if no memory that may be folded goes to children. A private page that is shared with a
-/// child cannot be moved until it is written again. So such memory would have to be kept from the probe. A child that another thread forks
-/// meanwhile, past the hooks, would lack that memory.
+/// Forks a probe that gets these pages, unless children get memory that may be folded. A private page that is shared
+/// with a child cannot be moved until it is written again, so such memory would have to be kept from the probe. But a
+/// child that another thread forks meanwhile, in a way that bypasses the hooks, would then lack that memory.
 fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     let asked = table.known(everything()).into_iter().filter(|(_, traits)| traits.asked);
     let (kept, given): (Vec<_>, Vec<_>) = asked.partition(|(_, traits)| traits.advice.dont_fork);
@@ -285,13 +287,13 @@ fn fork_probe(table: &Table, broken: &[PageRange]) -> Result<ForkProbe, Errno> {
     }
     let fork_probe =
         broken.iter().try_for_each(|range| act::give_to_children(*range, true)).and_then(|()| ForkProbe::cast());
-    // Giving the memory to children again cuts no mapping that was not cut before, so it does not fail for want of
+    // Setting `MADV_DONTFORK` again cuts no mapping (VMA) that was not cut before, so it does not fail for lack of
     // mappings. It is done even if the fork failed.
     let kept = kept.iter().map(|(range, _)| act::give_to_children(*range, false)).fold(Ok(()), Result::and);
     kept.and(fork_probe)
 }
 
-/// Whether a filter of system calls watches this thread: it might end the process for an attempt to fork.
+/// Whether a seccomp filter applies to this thread: it might kill the process for an attempt to fork.
 fn is_confined() -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     !status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "0"))
@@ -322,8 +324,8 @@ mod tests {
         let _ = socket.send(&frame[..bytes], &[]);
     }
 
-    /// Asks a prover that answers when it is told to. Says whether it was heard once it answered: on a busy machine, it may not
-    /// run in time.
+    /// Asks a prover that answers when it is told to. Says whether it was heard once it answered: on a busy machine, it
+    /// may not run in time.
     fn late_prover_is_heard() -> bool {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prove.sock");
@@ -364,8 +366,8 @@ mod tests {
         assert!((0..20).any(|_| late_prover_is_heard()));
     }
 
-    /// Memory that children get was kept from the probe, and so from a child that another thread forked at the same moment. Some of 1,100
-    /// children died on a busy machine, since they lacked memory.
+    /// Memory that children get was kept from the probe, and so from a child that another thread forked at the same
+    /// moment. Some of 1,100 children died on a busy machine, since they lacked memory.
     #[test]
     fn child_that_is_forked_past_the_hooks_beside_a_probe_has_all_memory() {
         let member = crate::testing::Member::new(4);
@@ -401,7 +403,7 @@ mod tests {
     fn fork_probe_takes_place_of_prover_that_accepts_and_never_answers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("prove.sock");
-        // Nobody accepts: the kernel does, as for a process that is stopped.
+        // No process accepts the connection, but the kernel does, as for a process that is stopped.
         let _listener = SeqpacketListener::bind(&path, Files::Refused).unwrap();
         let mut witness = Witness::new(path);
         let pagemap = Pagemap::open(std::process::id()).unwrap();
@@ -415,7 +417,7 @@ mod tests {
         asks_silent_one(&mut witness);
         assert!(witness.call_for(&table::lock(), &[]).unwrap());
         assert!(matches!(witness.at_hand, Some(AtHand::ForkProbe { .. })));
-        // It is tried again after a while, and left alone for longer.
+        // The prover is asked again after a while, and then not asked for longer.
         std::thread::sleep(SILENCE.0);
         witness.end();
         asks_silent_one(&mut witness);

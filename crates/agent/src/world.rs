@@ -1,12 +1,12 @@
 //! Keeping the program from changing its mappings while the agent replaces some.
 //!
-//! In a program that the agent was loaded into, the hooks do that: they wait for the table's lock. An agent that was put
-//! into a running process has no hooks. There, the program that put it in stops all other threads for a moment. That program
-//! also does what an agent in that process may not do ([`Host`]).
+//! In a program that the agent was loaded with, the hooks do that: they wait for the table's lock. An agent that was
+//! put into a running process has no hooks. There, the program that put it in (`pagefold-attach`) stops all other
+//! threads for a moment. That program also does what an agent in such a process may not do ([`Host`]).
 //!
-//! A stopped thread is within no system call, so no change is under way. The table may be out of date all
-//! the same, and is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced
-//! while the threads are not known to be stopped ([`is_held`]).
+//! A stopped thread is in no system call, so no change of mappings is under way. The table may be out of date all the
+//! same, so it is compared with the kernel's list right before each replacement (`follow`). Nothing is replaced unless
+//! the threads are known to be stopped ([`is_held`]).
 
 use host::Seqpacket;
 use std::io;
@@ -14,18 +14,19 @@ use std::path::Path;
 use std::sync::OnceLock;
 use wire::attach::{Question, Server};
 
-/// The program that put an agent without hooks into the process. Any thread of the agent's may ask it.
+/// The program that put an agent without hooks into the process. Any thread of the agent may call it.
 pub trait Host: Sync {
-    /// Begins a turn, in which mappings may be replaced, or goes on with it. Says whether it has just begun; `None` if it cannot.
+    /// Has the program's threads stopped, so that mappings may be replaced for some time (a turn), or goes on with the
+    /// present turn. Returns whether a turn has just begun; `None` if the threads could not be stopped.
     fn hold(&self) -> Option<bool>;
 
-    /// Begins the turn's time only now: looks that had to come first do not count.
+    /// Counts the time of the turn from now on: time for surveys that had to come first does not count.
     fn begin(&self);
 
-    /// Ends the turn.
+    /// Ends the turn: the program's threads go on.
     fn rest(&self);
 
-    /// Whether mappings may be replaced.
+    /// Whether the program's threads are known to be stopped, so that mappings may be replaced.
     fn is_held(&self) -> bool;
 
     /// Connects to a process of the service.
@@ -34,19 +35,19 @@ pub trait Host: Sync {
     /// The program that put the agent in is gone.
     fn connect(&self, server: Server) -> io::Result<Seqpacket>;
 
-    /// Has the process looked at; `None` without an answer. For the agent's first thread.
+    /// Asks a question about the process; `None` if there is no answer. For the agent's first thread.
     fn ask(&self, question: Question) -> Option<Vec<u64>>;
 
-    /// Notes that the calling thread is the agent's.
+    /// Notes that the calling thread is one of the agent's, which must not be stopped.
     fn join(&self);
 
-    /// Tells that the program has forked: the child may become a member.
+    /// Says that the program has forked: the child may become a member.
     fn tell_birth(&self);
 }
 
 static HOST: OnceLock<&'static dyn Host> = OnceLock::new();
 
-/// Makes this an agent without hooks. To be called before anything else of the agent's.
+/// Makes this an agent without hooks. To be called before anything else of the agent.
 pub fn enter(host: &'static dyn Host) {
     let _ = HOST.set(host);
 }
@@ -56,22 +57,23 @@ pub fn is_hooked() -> bool {
     HOST.get().is_none()
 }
 
-/// Turns in which mappings may be replaced: with hooks, at any time.
+/// The means to stop the program's threads for a time in which mappings may be replaced (a turn). With hooks, mappings
+/// may be replaced at any time.
 #[derive(Debug)]
 pub struct Turns;
 
 impl Turns {
-    /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
+    /// See [`Host::hold`].
     pub fn hold(&mut self) -> Option<bool> {
         HOST.get().map_or(Some(false), |host| host.hold())
     }
 
-    /// Begins the turn's time.
+    /// See [`Host::begin`].
     pub fn begin(&mut self) {
         HOST.get().inspect(|host| host.begin());
     }
 
-    /// Ends the turn.
+    /// See [`Host::rest`].
     pub fn rest(&mut self) {
         HOST.get().inspect(|host| host.rest());
     }
@@ -94,22 +96,22 @@ pub fn connect(server: Server, path: &Path) -> io::Result<Seqpacket> {
     }
 }
 
-/// Has a process without hooks looked at; `None` without an answer.
+/// In a process without hooks, asks a question about it; `None` if there is no answer.
 pub fn ask(question: Question) -> Option<Vec<u64>> {
     HOST.get()?.ask(question)
 }
 
-/// Whether mappings may be replaced.
+/// Whether mappings may be replaced at this moment.
 pub fn is_held() -> bool {
     HOST.get().is_none_or(|host| host.is_held())
 }
 
-/// Notes that the calling thread is the agent's.
+/// Notes that the calling thread is one of the agent's.
 pub fn join() {
     HOST.get().inspect(|host| host.join());
 }
 
-/// Tells of a forked child. With hooks, forked children start agents by themselves.
+/// Says that a child was forked. With hooks, forked children start agents by themselves.
 pub fn tell_birth() {
     HOST.get().inspect(|host| host.tell_birth());
 }

@@ -1,4 +1,4 @@
-//! Borrows from the keeper a userfaultfd that looks after memory which this process has inherited.
+//! Gets from the keeper the userfaultfd with which memory that this process has inherited is registered.
 
 use act::{Claim, Userfault};
 use agent::world;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use wire::attach::Server;
 use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS, encode_lend};
 
-/// Longest time that the keeper may take to lend a userfaultfd: 20 s. It may have to try thousands.
+/// Longest time that the keeper may take to hand over a userfaultfd: 20 s. It may have to try thousands.
 const LEND_TIME: Duration = Duration::from_secs(20);
 
-/// Borrows the userfaultfd that looks after a page which this process has inherited. Nobody else reads the kernel's messages there
-/// as long as the claim lasts.
+/// Gets the userfaultfd with which a page that this process has inherited is registered. As long as the claim lasts, no
+/// other process reads the kernel's messages from it.
 ///
 /// # Errors
 /// There is no keeper, it does not answer, or it does not follow that page.
@@ -32,7 +32,7 @@ pub fn borrow(page: HostVirt) -> io::Result<(Userfault, Claim)> {
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     let claim = watch.claim()?;
-    // If the keeper is gone by now, the parent's agent may be reading.
+    // If the keeper is gone by now, this fails: the parent's agent may be reading the messages.
     socket.send(&CLAIMED, &[])?;
     match answer(&socket, &mut files, until)? {
         YOURS => Ok((watch, claim)),

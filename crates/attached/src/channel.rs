@@ -1,5 +1,5 @@
-//! The channel to `pagefold-attach`, which has put this agent into the process. It stops all other threads for a moment, and does
-//! what this agent may not do.
+//! The channel to `pagefold-attach`, which has put this agent into the process. `pagefold-attach` stops all other
+//! threads for a moment, and does what this agent may not do.
 //!
 //! ```text
 //!   agent's thread                              pagefold-attach                 threads of the program
@@ -24,27 +24,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FILES, FromAttached, Question, Server, ToAttached};
 
-/// Shortest and longest time between two checks whether another `pagefold-attach` serves this program after the first was
-/// killed: 100 ms, 5 s.
+/// Shortest and longest time between two checks whether another `pagefold-attach` serves this program after the first
+/// was killed: 100 ms, 5 s.
 const NEXT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Time after which the program's threads get their turn: 4 ms.
+/// Time for which the program's threads stay stopped (a turn), if the agent's thread runs meanwhile: 4 ms.
 const TURN: Duration = Duration::from_millis(4);
-/// Time after which the program's threads get their turn even if the agent's thread had no processor for half of
-/// that time: 100 ms.
+/// Time after which a turn ends even if the agent's thread ran for less than half of [`TURN`] in it: 100 ms.
 const LONG_TURN: Duration = Duration::from_millis(100);
-/// Time of a turn after which nothing is replaced any more: 400 ms. `pagefold-attach` keeps the threads stopped for
-/// longer. A turn lasts this long only if the agent's thread waits for a processor.
+/// Time from the beginning of a turn after which nothing is replaced any more: 400 ms. `pagefold-attach` keeps the
+/// threads stopped for longer. A turn lasts this long only if the agent's thread waits for a processor.
 const LAST: Duration = Duration::from_millis(400);
-/// Time between two turns, as a multiple of one turn: 20. It is 2 while the agent leaves, which happens once, and
-/// while the program sleeps, which loses nothing by being stopped.
+/// Time between two turns, as a multiple of one turn: 20. It is 2 while the agent leaves, which happens once, and while
+/// the program sleeps, which loses nothing by being stopped.
 const APART: [u32; 2] = [20, 2];
-/// Share of a processor below which the program sleeps, between two turns: 1/32. Going on from a stop takes some of it.
+/// Share of one processor's time between two turns below which the program is taken to sleep: 1/32. Going on after a
+/// stop takes some of it.
 const SLEEPS: u32 = 32;
-/// Time for the other side's answer: 400 ms.
+/// Longest wait until `pagefold-attach` has stopped the threads: 400 ms.
 const ANSWER: Duration = Duration::from_millis(400);
-/// Time for the answer to a question about the process: 1 s.
+/// Longest wait for the answer to a question about the process: 1 s.
 const TOLD: Duration = Duration::from_secs(1);
-/// Attempts at a halt, and the pause after the first one, which doubles.
+/// Attempts to have the threads stopped, and the pause after the first attempt, which doubles: 6, 1 ms.
 const TRIES: (u32, Duration) = (6, Duration::from_millis(1));
 
 static CHANNEL: OnceLock<Seqpacket> = OnceLock::new();
@@ -57,24 +57,26 @@ static HELD: Lock<Option<Instant>> = Lock::new(None);
 /// Used by the agent's first thread alone, which sleeps with this lock held.
 static TURNS: Lock<Turns> = Lock::new(Turns::new());
 
-/// The program at the other side.
+/// `pagefold-attach`, at the other end of the channel.
 #[derive(Debug)]
 pub struct Attach;
 
-/// Turns in which mappings may be replaced.
+/// Times for which the program's threads are stopped, so that mappings may be replaced.
 #[derive(Debug)]
 struct Turns {
-    /// When the threads were asked to stop; when the turn began, and this thread's processor time by then.
+    /// Of the present turn: when the threads were asked to stop, when the turn's time began to count, and this thread's
+    /// processor time at that moment.
     began: Option<(Instant, Instant, Duration)>,
-    /// The end of the last turn, its length, and the processor time of the program until then.
+    /// The end of the last turn, its length, and the program's processor time at its end.
     last: Option<(Instant, Duration, Duration)>,
     number: u64,
 }
 
-/// Takes the channel to the program that put this agent in, and what that sends at first. Returns this process's page table.
+/// Takes over the channel to `pagefold-attach`, and receives the files that it sends first. Returns this process's page
+/// table.
 ///
 /// # Errors
-/// It is gone.
+/// `pagefold-attach` is gone.
 pub fn open(channel: Seqpacket) -> io::Result<Pagemap> {
     let (mut frame, mut files) = ([0; ATTACH_BYTES], Vec::new());
     loop {
@@ -91,13 +93,13 @@ pub fn open(channel: Seqpacket) -> io::Result<Pagemap> {
     Ok(pagemap)
 }
 
-/// Records the addresses of the agent's object, and whether the agent folds all private anonymous memory. A
-/// `pagefold-attach` that takes the place of a killed one is told both.
+/// Records the addresses of the agent's object, and whether the agent folds all private anonymous memory. If
+/// `pagefold-attach` is killed, the one that takes its place is told both.
 pub fn know(object: PageRange, all_anonymous: bool) {
     let _ = HERE.set(FromAttached::Here { object, all_anonymous });
 }
 
-/// Whether the agent is to leave this process. Once it is known, it stays so.
+/// Whether the agent has been told to leave this process, and has not decided to stay ([`stay`]) since.
 pub fn is_leaving() -> bool {
     loop {
         let leaves = LEAVING.load(Ordering::Relaxed);
@@ -112,25 +114,25 @@ pub fn stay() {
     LEAVING.store(false, Ordering::Relaxed);
 }
 
-/// Says where the gate lies, so that the program's calls are led to it.
+/// Tells `pagefold-attach` the address of the gate, so that it leads the program's calls there.
 pub fn tell_gate(place: HostVirt) {
     let _ = GATE.set(place);
-    // The program's threads need not stand still for that.
+    // The program's threads need not be stopped for that.
     let threads = THREADS.lock().clone();
     send(&FromAttached::Threads(threads));
     send(&FromAttached::Gate(place));
 }
 
-/// Says that nothing is left of the agent but these ranges.
+/// Tells `pagefold-attach` that nothing is left of the agent but the memory in these ranges.
 pub fn left(ranges: Vec<PageRange>) {
-    // Some of the agent's threads may be about to end: their stacks still lie in these ranges.
+    // Threads of the agent that are about to end still have their stacks in these ranges.
     let threads = THREADS.lock().clone();
     send(&FromAttached::Threads(threads));
     send(LEFT.get_or_init(|| FromAttached::Left(ranges)));
 }
 
-/// Waits until `pagefold-attach` ends this thread. If that is killed before, another one takes its place, and is
-/// told the same.
+/// Waits until `pagefold-attach` ends this thread. If `pagefold-attach` is killed before, another one takes its place,
+/// and is told the same.
 pub fn wait_for_end() -> ! {
     let mut pause = NEXT.0;
     loop {
@@ -160,7 +162,7 @@ impl Host for Attach {
         HELD.lock().is_some_and(|since| since.elapsed() < LAST)
     }
 
-    /// The other side hands the connection on. If nobody takes it, it is closed.
+    /// `pagefold-attach` passes the connection on. If no process takes it, it is closed.
     fn connect(&self, server: Server) -> io::Result<Seqpacket> {
         let (ours, theirs) = Seqpacket::pair()?;
         let frame = FromAttached::Connect(server).encode();
@@ -179,7 +181,7 @@ impl Host for Attach {
             return None;
         }
         loop {
-            // Answers to former questions may still come.
+            // Late answers to former questions may come first.
             match receive(until.saturating_duration_since(Instant::now()))? {
                 ToAttached::Told { number: its, answers } if its == number => return Some(answers),
                 _ => {}
@@ -197,12 +199,12 @@ impl Host for Attach {
 }
 
 impl Turns {
-    /// Before the first turn.
+    /// The state before the first turn.
     const fn new() -> Self {
         Self { began: None, last: None, number: 0 }
     }
 
-    /// Begins a turn, or goes on with it. Says whether it has just begun; `None` if it cannot.
+    /// See [`Host::hold`].
     fn hold(&mut self) -> Option<bool> {
         if self.began.is_some_and(|(_, begin, used)| !is_over(begin.elapsed(), used)) {
             return Some(false);
@@ -213,7 +215,8 @@ impl Turns {
         for _ in 0..TRIES.0 {
             let asked = Instant::now();
             if self.halt() {
-                // The time counts from the question: this thread itself may have stood still before it read the answer.
+                // The turn counts from the request: this thread itself may have waited for a processor before it read
+                // the answer.
                 *HELD.lock() = Some(asked);
                 if Attach.is_held() {
                     self.began = Some((asked, Instant::now(), cpu_time(ClockId::ThreadCPUTime)));
@@ -228,14 +231,14 @@ impl Turns {
         None
     }
 
-    /// Starts the turn's clock only now: looks that had to come first do not count.
+    /// See [`Host::begin`].
     fn begin(&mut self) {
         if let Some((_, begin, used)) = &mut self.began {
             (*begin, *used) = (Instant::now(), cpu_time(ClockId::ThreadCPUTime));
         }
     }
 
-    /// Ends the turn.
+    /// See [`Host::rest`].
     fn rest(&mut self) {
         if let Some((asked, ..)) = self.began.take() {
             *HELD.lock() = None;
@@ -244,7 +247,7 @@ impl Turns {
         }
     }
 
-    /// Waits until the next turn may begin.
+    /// Waits until the next turn may begin ([`APART`]).
     fn wait(&mut self) {
         let Some((end, turn, used)) = self.last.take() else { return };
         let sleep = |apart: u32| std::thread::sleep((end + turn * apart).saturating_duration_since(Instant::now()));
@@ -278,13 +281,12 @@ impl Turns {
     }
 }
 
-/// Whether a turn is over that has lasted for `lasted`. This thread had used `used` of processor time when the turn
-/// began.
+/// Whether a turn that has lasted for `lasted` is over. `used` is this thread's processor time at its beginning.
 fn is_over(lasted: Duration, used: Duration) -> bool {
     lasted >= TURN && (lasted >= LONG_TURN || cpu_time(ClockId::ThreadCPUTime) - used >= TURN / 2)
 }
 
-/// Processor time of the process but for the calling thread.
+/// Processor time of the process without the calling thread.
 fn program_time() -> Duration {
     cpu_time(ClockId::ProcessCPUTime).saturating_sub(cpu_time(ClockId::ThreadCPUTime))
 }
@@ -293,7 +295,7 @@ fn send(message: &FromAttached) -> bool {
     CHANNEL.get().is_some_and(|channel| channel.send(&message.encode(), &[]).is_ok_and(|sent| sent))
 }
 
-/// The next message, if one comes in time.
+/// The next message; `None` if none comes within this time, or the channel is closed.
 fn receive(time: Duration) -> Option<ToAttached> {
     let (channel, mut buffer) = (CHANNEL.get()?, [0; ATTACH_BYTES]);
     let time = Timespec::try_from(time).ok();

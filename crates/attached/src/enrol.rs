@@ -1,5 +1,5 @@
-//! Which memory is enrolled in a process without hooks. The kernel's list of mappings is read once in a while, and the
-//! table is made to agree with it.
+//! Which memory is enrolled in a process without hooks. The kernel's list of mappings is read from time to time, and
+//! the table is made to agree with it.
 //!
 //! ```text
 //!   private, anonymous, and asked for ---> enrolled, with the traits that the list shows
@@ -7,10 +7,10 @@
 //!   known to the table, and not listed --> forgotten; its slots are released
 //! ```
 //!
-//! The list is read while the program runs, and may be out of date when it has been read. A mapping that stays where it
-//! is all the while is listed. Before anything is replaced, it is looked at once more ([`agent::world`]). Before a slot
-//! is released, the kernel is asked again whether the pool is mapped there. After the program has moved slots, none is
-//! released until it ends: they may be mapped where the table knows of none.
+//! The list is read while the program runs, and may be out of date when it has been read. But a mapping that exists all
+//! the while is listed. Before a mapping is replaced, the kernel is asked about it once more ([`agent::world`]). Before
+//! a slot is released, the kernel is asked whether the pool is still mapped there. After the program has moved slots,
+//! no slot is released until it ends, because slots may be mapped where the table knows of none.
 
 use crate::gate;
 use crate::policies::Policies;
@@ -23,12 +23,12 @@ use page::{HostVirt, PageRange, PageSet};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Shortest time between two looks, and their share of a processor: 2 s, 1/400.
+/// Shortest time between two reads of the list, and the share of a processor's time that they may take: 2 s, 1/400.
 const EVERY: (Duration, u32) = (Duration::from_secs(2), 400);
-/// Longest time between two looks, while they find nothing new: 32 s.
+/// Longest time between two reads of the list while they find nothing new: 32 s.
 const SELDOM: Duration = Duration::from_secs(32);
 
-/// The memory that is to be enrolled.
+/// Which memory is to be enrolled.
 struct Scope {
     /// Whether all private anonymous memory is enrolled, and not only memory with `MADV_MERGEABLE`.
     all: bool,
@@ -51,17 +51,17 @@ fn overlap(one: PageRange, other: PageRange) -> bool {
     one.start < other.end() && other.start < one.end()
 }
 
-/// The enrolment of a process without hooks, and the time when its mappings are read next.
+/// The enrolment of memory in a process without hooks, and when its list of mappings is read next.
 pub struct Enrolment {
     due: Instant,
-    /// The last look, the pause after it, and what it found, as a hash.
+    /// When the list was last read, the pause after that, and a hash of what it showed.
     looked: Instant,
     pause: Duration,
     found: u64,
 }
 
 impl Enrolment {
-    /// Before the first look. The agent lies at `object`.
+    /// The state before the list is first read. The agent's object lies at `object`.
     pub fn new(all: bool, object: PageRange) -> Self {
         let now = Instant::now();
         let _ = SCOPE.set(Scope { all, object });
@@ -86,7 +86,8 @@ impl Enrolment {
         self.due = now + self.pause.max(now.elapsed() * EVERY.1);
     }
 
-    /// Looks before a fold, because a fold gives slots the advice that the last look has found.
+    /// Reads the list before a fold, unless it was just read, because slots get the advice that the table has for the
+    /// memory.
     pub fn look_before_fold(&mut self, section: &Section) {
         if self.looked.elapsed() > EVERY.0 {
             self.due = self.looked;
@@ -102,7 +103,7 @@ pub fn agree(table: &mut Guard, following: &Following, range: PageRange) {
     }
 }
 
-/// Makes the table agree with these listed mappings within a range.
+/// Makes the table agree with these mappings of the kernel's list, within a range.
 fn take_in(table: &mut Guard, listed: &[Mapping], following: &Following, within: PageRange) {
     let Some(scope) = SCOPE.get() else { return };
     let mut policies = Policies::default();
@@ -131,7 +132,8 @@ fn hash(before: u64, mapping: &Mapping) -> u64 {
     words.into_iter().fold(before, |all, word| (all ^ word).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Whether nothing of the pool is mapped in a range any more.
+/// Whether no page of the range that the table has in mappings of the pool is still mapped to the pool, by the kernel's
+/// list.
 fn is_unmapped(table: &table::Guard, following: &Following, range: PageRange) -> bool {
     let is_pooled = |page: HostVirt| {
         following.mapping_of(page).is_some_and(|mapping| mapping.private && maps::is_pool_file(mapping.file))

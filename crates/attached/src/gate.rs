@@ -1,5 +1,6 @@
-//! The gate: the way of a program's `mremap` to an agent that has no hooks. The kernel refuses to move or to enlarge memory of which
-//! parts are folded, because it sees several mappings there. And a mapping of the pool must not grow.
+//! The gate: code that passes a program's `mremap` to an agent that has no hooks. The kernel refuses to move or to
+//! enlarge memory of which parts are folded, because it sees several mappings there. And a mapping of the pool must not
+//! grow, or it would show more of the pool.
 //!
 //! ```text
 //!   the program calls the C library's mremap
@@ -12,12 +13,13 @@
 //! ```
 //!
 //! A request is asked, taken and answered. The gate's thread may stop serving whenever it has taken no request, even if
-//! a thread holds the lock. A request that is asked then is refused by it, or taken back by the thread that asked:
-//! never both served and made.
+//! a thread holds the lock. A request that is asked at that moment is refused by the gate's thread, or taken back by
+//! the thread that asked. It is never both served by the gate's thread and made by the asking one.
 //!
-//! The gate is two pages: code, and data that the kernel clears for forked children. So the gate of a child is not served, until the
-//! child has an agent, which takes it over. `mremap` concerns the address space and not the calling thread, so another thread
-//! can make it. The program's other threads need not stand still: none can use memory that is being moved.
+//! The gate consists of two pages: code, and data that the kernel clears in forked children. So the gate of a child is
+//! not served until the child has an agent, which takes the gate over. `mremap` concerns the address space and not the
+//! calling thread, so another thread can make the call. The program's other threads need not be stopped: none of them
+//! can use memory that is being moved.
 
 use crate::enrol;
 use agent::maps::Kind;
@@ -31,8 +33,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAYS_AT};
 
-// The code of the gate, copied to the first page. It is entered with the arguments of `mremap` in their registers, and with the
-// address of the C library's `__errno_location` in r11: see `wire::attach`. It refers to nothing but the page behind it.
+// The code of the gate, copied to the first page. It is entered with the arguments of `mremap` in their registers, and
+// with the address of the C library's `__errno_location` in r11: see `wire::attach`. It refers to nothing but the page
+// behind it.
 //
 // - [rsp]: the signals that were blocked before; [rsp + 8]: all signals; [rsp + 16] and on: the arguments.
 // - rbp: the second page, a `Control`; rbx: `__errno_location`.
@@ -53,7 +56,7 @@ global_asm!(
     "mov [rsp + 48], r8",
     "mov rbx, r11",
     "lea rbp, [rip + pagefold_gate_begin + {page}]",
-    // Signals wait: a handler that leaves by a jump would keep the lock.
+    // Signals are blocked: a handler that leaves by a jump (`longjmp`) would keep the lock.
     "mov qword ptr [rsp + 8], -1",
     "mov edi, {set_mask}",
     "lea rsi, [rsp + 8]",
@@ -110,7 +113,7 @@ global_asm!(
     "jne 10f",
     "cmp dword ptr [rbp + {serving}], 1",
     "je 10f",
-    // Nobody serves any more: takes the request back.
+    // No thread serves the gate any more: takes the request back.
     "mov eax, {asked}",
     "mov ecx, {refused}",
     "lock cmpxchg [rbp + {request}], ecx",
@@ -134,7 +137,7 @@ global_asm!(
     "syscall",
     "mov r12, rax",
     "jmp 8f",
-    // Answered.
+    // The request was answered.
     "7:",
     "mov r12, [rbp + {answer}]",
     "call 9f",
@@ -158,7 +161,7 @@ global_asm!(
     "pop rbx",
     "pop rbp",
     "ret",
-    // Lets the lock go.
+    // Releases the lock.
     "9:",
     "xor eax, eax",
     "xchg [rbp + {lock}], eax",
@@ -202,23 +205,23 @@ unsafe extern "C" {
 const WAIT: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
 const WAKE: i32 = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
-/// States of a request. Nobody has asked at first (0).
+/// States of a request; 0 before the first one.
 const ASKED: u32 = 1;
 const TAKEN: u32 = 2;
 const ANSWERED: u32 = 3;
 const REFUSED: u32 = 4;
 
-/// The second page of the gate. The program can write it, so nothing that is read there is trusted more than a system call's
-/// arguments are.
+/// The second page of the gate. The program can write it, so what is read there is trusted no more than the arguments
+/// of a system call.
 #[repr(C)]
 struct Control {
-    /// 1: there is a thread that serves the gate.
+    /// 1 if a thread serves the gate.
     serving: AtomicU32,
-    /// Held by the program's thread whose request it is.
+    /// Held by the thread of the program that makes a request.
     lock: AtomicU32,
-    /// Changed for the gate's thread, which sleeps on it.
+    /// A futex on which the gate's thread sleeps; changed to wake it.
     bell: AtomicU32,
-    /// State of the request. The program's thread sleeps on it.
+    /// State of the request; a futex on which the asking thread sleeps.
     request: AtomicU32,
     arguments: [AtomicU64; 5],
     answer: AtomicI64,
@@ -226,29 +229,30 @@ struct Control {
 
 const _: () = assert!(size_of::<Control>() <= PAGE_BYTES && GATE_WAYS_AT < GATE_MARK_AT);
 
-/// An open gate.
+/// A gate that is or was served.
 struct Gate {
     range: PageRange,
     control: &'static Control,
 }
 
 static GATE: OnceLock<Gate> = OnceLock::new();
-/// 1: the gate's thread is to end. 2: it serves no more.
+/// 0 while the gate is served, 1 when its thread is to end, 2 when it serves no more.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// Opens the gate, and serves it from here on. `inherited` is the place of the one that a parent of this process had.
-/// Returns its pages.
+/// Opens the gate, and serves it from here on. `inherited` is the address of the gate of a parent of this process,
+/// which is used again. Returns the gate's pages.
 ///
 /// # Errors
-/// Memory or threads are short, or the host forbids code to be made.
+/// Memory or threads are short, or the host forbids memory to be made executable.
 pub fn open(inherited: Option<HostVirt>) -> Result<PageRange, Errno> {
     let range = match inherited {
         Some(start) => PageRange { start, pages: GATE_PAGES },
         None => make()?,
     };
     let place = range.start.add_pages(1).0 as *const Control;
-    // SAFETY: the page was mapped by this function, or found by the other side to be a gate's second page. It holds zeros or numbers,
-    // which atomic types may be made of, and is unmapped only after this process has no agent any more.
+    // SAFETY: the page was mapped by this function, or found by the other side to be a gate's second page. It holds
+    // zeros or numbers, which atomic types may be made of, and is unmapped only after this process has no agent any
+    // more.
     let control = unsafe { &*place };
     let gate = GATE.get_or_init(|| Gate { range, control });
     let begun = spawn::thread(c"pagefold-gate", spawn::SMALL_STACK_BYTES, move || serve(gate.control));
@@ -260,12 +264,12 @@ pub fn open(inherited: Option<HostVirt>) -> Result<PageRange, Errno> {
     Ok(range)
 }
 
-/// Where the gate lies, if there is one.
+/// The gate's pages; `None` if there is no gate.
 pub fn range() -> Option<PageRange> {
     GATE.get().map(|gate| gate.range)
 }
 
-/// Serves the gate no more. Requests go to the kernel from here on, and none is under way.
+/// Stops serving the gate. When this returns, no request is being served, and the program makes further calls itself.
 pub fn close() {
     let Some(Gate { control, .. }) = GATE.get() else { return };
     if END.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -283,7 +287,7 @@ fn ring(control: &Control) {
     futex(&control.bell, WAKE, 1);
 }
 
-/// Maps a gate.
+/// Maps the pages of a gate, and writes its code.
 fn make() -> Result<PageRange, Errno> {
     let call = |number, arguments| {
         // SAFETY: the calls below map fresh memory, and change that.
@@ -295,7 +299,7 @@ fn make() -> Result<PageRange, Errno> {
     let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
     let start = call(libc::SYS_mmap, [0, bytes, access, kind, usize::MAX, 0])?;
     let furnish = || {
-        // It joins no mapping of the program's.
+        // This advice also keeps the kernel from joining the gate with a mapping of the program's.
         call(libc::SYS_madvise, [start, bytes, libc::MADV_DONTDUMP as usize, 0, 0, 0])?;
         call(libc::SYS_madvise, [start + PAGE_BYTES, PAGE_BYTES, libc::MADV_WIPEONFORK as usize, 0, 0, 0])?;
         let (code, length) = (&raw const BEGIN, (&raw const BEHIND as usize) - (&raw const BEGIN as usize));
@@ -314,7 +318,7 @@ fn make() -> Result<PageRange, Errno> {
     Ok(PageRange { start: HostVirt(start as u64), pages: GATE_PAGES })
 }
 
-/// The gate's thread.
+/// Serves requests until the gate is closed. Runs on the gate's thread.
 fn serve(control: &Control) {
     let goes = |from, to| control.request.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     loop {
@@ -346,7 +350,7 @@ fn remapped(arguments: [usize; 5]) -> Answer {
     remap::serve(arguments, |old| Some(agreed(old)), pass)
 }
 
-/// The table, locked, which agrees with the kernel's list in this range.
+/// The table, locked, after it was made to agree with the kernel's list in this range.
 fn agreed(range: PageRange) -> Guard {
     let mut table = table::lock();
     if let (Some(following), Some((_, traits))) = (follow::current(), table.known(range).first().copied())

@@ -1,4 +1,4 @@
-//! Leaves a process as it was before the agent came: all that maps the pool becomes anonymous memory again, in mappings
+//! Leaves a process as it was before the agent came: mappings of the pool are replaced by anonymous memory, in mappings
 //! that join their neighbours.
 //!
 //! ```text
@@ -6,13 +6,15 @@
 //!   make every page of some pieces the program's own, as a write does; keep writers out
 //!      |  ask a witness: does anybody else hold a page, and could write it?  --> yes: that piece later
 //!      v no
-//!   piece by piece: copy the pages; map fresh memory over the piece, in which nobody finds a page (they sleep); move the copies there
+//!   piece by piece: copy the pages; map fresh memory without pages over the piece (a thread that touches it sleeps);
+//!      |  move the copies there
 //!      v
 //!   wake who slept; let the threads go on
 //! ```
 //!
-//! Others than the program's threads may use the memory meanwhile: the kernel's own threads (vhost, `io_uring`), and
-//! devices. The first sleep, and what the others hold is what the witness finds.
+//! Not only the program's threads may use the memory meanwhile, but also the kernel's threads (vhost, `io_uring`), and
+//! devices. Kernel threads sleep when they touch a page that is not there, and the witness finds the references that
+//! the others hold.
 
 use act::{HUGE_PAGES, MemberMemory, Watch, make_private, move_mapping_over};
 use agent::fold::Folder;
@@ -30,29 +32,31 @@ use wire::prove::{PROVE_PAGES, PROVE_RANGES, Proof};
 
 /// Most pages of a piece.
 const PIECE_PAGES: u64 = HUGE_PAGES / 8;
-/// Most pieces of a group, and pages of theirs: the witness is asked once for each group, and answers when it gets a processor.
+/// Most pieces of a group, and most pages in all of them. The witness is asked once for each group, and answers when it
+/// gets a processor.
 const GROUP: (usize, u64) = (PROVE_RANGES, PROVE_PAGES as u64);
-/// Time for the witness's answer: 50 ms. Nobody but the program's threads waits for it, and they are stopped in any case.
+/// Longest wait for the witness's answer: 50 ms. Only the program's threads are held up by it, and they are stopped in
+/// any case.
 const ANSWER_TIME: Duration = Duration::from_millis(50);
-/// Pause before pieces are tried again that could not be made private: 20 ms.
+/// Pause before pieces that could not be made anonymous are tried again: 20 ms.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How memory that maps the pool came to do so.
+/// How memory came to lie in a mapping of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This agent has folded it.
+    /// This agent has folded the memory.
     Folded,
-    /// A member has, which then forked this process. The table does not know it.
+    /// The memory was folded in a member, which then forked this process. The table does not know it.
     Inherited,
 }
 
-/// Makes anonymous memory of everything in the process that maps the pool and that the section's follower looks after. Returns
-/// `false` if some of it is left after `patience`.
+/// Makes all memory anonymous that lies in mappings of the pool and is registered with the userfaultfd of the section's
+/// follower. Returns `false` if some of it is left after `patience` without progress.
 pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origin: Origin) -> bool {
     let mut until = Instant::now() + patience;
     forget_writes(folder);
     loop {
-        // Zeros take the place of what was discarded.
+        // Discarded pages are replaced by zeros first.
         let following = Arc::clone(folder.section().following());
         match origin {
             Origin::Folded => drop(folder.settle_discards(pagemap)),
@@ -99,9 +103,9 @@ pub fn restore(folder: &mut Folder, pagemap: &Pagemap, patience: Duration, origi
     }
 }
 
-/// Makes pieces anonymous that have an anonymous neighbour to join: first in one direction, then in the other. Leaves
-/// the others in `pieces`. Returns whether some of these are to be tried later, and whether the program's threads could
-/// be stopped each time.
+/// Makes those pieces anonymous that have an anonymous neighbour to join: first in one direction, then in the other.
+/// Leaves the other pieces in `pieces`. Returns whether some of these must be tried later, and whether the program's
+/// threads could be stopped each time.
 fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Mapping)>) -> (bool, bool) {
     let (mut is_any_late, mut is_held) = (false, true);
     for side in [Side::Before, Side::Behind] {
@@ -125,7 +129,7 @@ fn join(folder: &mut Folder, pagemap: &Pagemap, pieces: &mut Vec<(PageRange, &Ma
     (is_any_late, is_held)
 }
 
-/// Number of the first pieces that make a group.
+/// Number of pieces, from the first on, that make a group.
 fn first_group(pieces: &[(PageRange, &Mapping)]) -> usize {
     let mut pages = 0;
     let fits = |(piece, _): &&(PageRange, &Mapping)| {
@@ -142,8 +146,8 @@ enum Restored {
     Yes,
     /// The piece has no anonymous neighbour to join.
     Alone,
-    /// A page of the piece has a reference besides its mapping (I/O may write to it), so making the piece anonymous is tried
-    /// again later.
+    /// A page of the piece has a reference besides its mapping (I/O may write to it), so making the piece anonymous is
+    /// tried again later.
     Later,
 }
 
@@ -167,7 +171,7 @@ enum Side {
 }
 
 impl Side {
-    /// Whether a piece touches another one on this side.
+    /// Whether a piece touches `last` on this side.
     fn joins(self, piece: PageRange, last: Option<PageRange>) -> bool {
         last.is_some_and(|last| match self {
             Self::Before => last.end() == piece.start,
@@ -176,8 +180,9 @@ impl Side {
         })
     }
 
-    /// The page on this side of a piece, if it is anonymous memory with these traits, so that the kernel makes one
-    /// mapping of both. A thread's stack, for example, has other advice. `None` stands for any place.
+    /// The page next to a piece on this side, if it is anonymous memory with these traits, so that the kernel can join
+    /// both into one mapping; the outer `None` otherwise. A thread's stack, for example, has other advice.
+    /// [`Side::None`] asks for no neighbour: the answer is `Some(None)`.
     fn neighbour(
         self,
         (following, table): (&Following, &table::Guard),
@@ -196,7 +201,8 @@ impl Side {
     }
 }
 
-/// All private mappings of the pool that this follower looks after.
+/// All private mappings of the pool that are registered with this follower's userfaultfd; `None` if the list of
+/// mappings cannot be read.
 fn pooled(following: &Following) -> Option<Vec<Mapping>> {
     let all = maps::mappings(table::everything(), true)?;
     Some(all.into_iter().filter(|mapping| is_pooled(mapping) && following.follows(mapping.range.start)).collect())
@@ -206,8 +212,8 @@ fn is_pooled(mapping: &Mapping) -> bool {
     mapping.private && maps::is_pool_file(mapping.file)
 }
 
-/// A page in a mapping of the pool that this process has inherited at its fork, and that another follower looks after.
-/// `Err`: the list of mappings cannot be read.
+/// A page in a mapping of the pool that this process has inherited at its fork, and that is registered with another
+/// userfaultfd; `Ok(None)` if there is none. `Err`: the list of mappings cannot be read.
 pub fn inherited(following: &Following) -> Result<Option<HostVirt>, ()> {
     let all = maps::mappings(table::everything(), false).ok_or(())?;
     let mut others = all.iter().filter(|mapping| is_pooled(mapping) && !following.follows(mapping.range.start));
@@ -235,8 +241,8 @@ impl Piece {
         last: Option<PageRange>,
     ) -> Option<Self> {
         let range = *range;
-        // For enrolled memory, the table's record: a mapping of the pool does not show advice on huge pages and the
-        // like.
+        // For enrolled memory, the table's record is used: a mapping of the pool does not show advice on huge pages,
+        // for example.
         let advice = table.traits(range).map_or(mapping.advice, |traits| Advice {
             dont_fork: mapping.advice.dont_fork,
             dont_dump: mapping.advice.dont_dump,
@@ -262,7 +268,7 @@ impl Piece {
     /// Gives the piece back to the program: as anonymous memory, or in the pool as before.
     fn end(&self, following: &Following, table: &mut table::Guard, is_done: bool) {
         let Self { range, traits, .. } = *self;
-        // If the threads have been let go meanwhile, another mapping may lie there.
+        // If the program's threads have been let go meanwhile, another mapping may lie there.
         let written = Traits { access: READ_WRITE, ..traits };
         if is_done || self.may && following.may_replace(range, written, Kind::Pool) {
             protect(range, traits.access);
@@ -277,7 +283,7 @@ impl Piece {
 }
 
 /// Makes those pieces of a group anonymous that have a neighbour on this side, and of which nobody else holds a page.
-/// The program's threads are stopped. Returns what became of each piece.
+/// The program's threads are stopped. Returns the outcome for each piece.
 fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &Mapping)], side: Side) -> Vec<Restored> {
     let mut restored = vec![Restored::Alone; group.len()];
     let following = Arc::clone(folder.parts().0.following());
@@ -312,7 +318,8 @@ fn restore_group(folder: &mut Folder, pagemap: &Pagemap, group: &[(PageRange, &M
     restored
 }
 
-/// Makes every page of these pieces the program's own, and keeps writers out. Says of each whether nobody else holds a page.
+/// Gives the program a private copy of every page of these pieces, and keeps writers out. Returns for each piece
+/// whether nobody else holds a page of it.
 fn are_free(folder: &mut Folder, table: &table::Guard, pagemap: &Pagemap, pieces: &[PageRange]) -> Vec<bool> {
     let generation = references::generation();
     let is_sound = folder.unpinned().is_none();
@@ -337,7 +344,7 @@ fn are_free(folder: &mut Folder, table: &table::Guard, pagemap: &Pagemap, pieces
     pieces.iter().zip(ours).map(is_free).collect()
 }
 
-/// Whether every page is there, private, and protected against writing.
+/// Whether every page is present, private, and write-protected.
 fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
     let mut entries: Vec<PagemapEntry> = Vec::with_capacity(piece.pages as usize);
     let is_own = |entry: &PagemapEntry| entry.present() && entry.write_protected() && !entry.file_or_shared();
@@ -346,7 +353,7 @@ fn is_all_its_own(pagemap: &Pagemap, piece: PageRange) -> bool {
         && entries.iter().all(is_own)
 }
 
-/// Puts fresh memory in the place of a piece, and copies of its pages into that.
+/// Maps fresh memory over a piece, and moves copies of the piece's pages into it.
 fn replace(
     following: &Following,
     (piece, neighbour): (PageRange, Option<PageRange>),
@@ -360,7 +367,8 @@ fn replace(
     if following.hold().kept(piece) != [piece] || copy.fill_as_far_as_there(piece.start) != piece.pages {
         return Err(Errno::BUSY);
     }
-    // A mapping that was never touched takes the addresses of its new place, and so can join its neighbours there.
+    // A mapping without pages takes on the addresses of its new place when it is moved, and so can join its neighbours
+    // there.
     let (fresh, _guards) = MemberMemory::apart(piece.pages, !advice.no_reserve)?;
     // After `mlockall(MCL_FUTURE)` the fresh mapping is locked and full of zeros already.
     fresh.unlock();
@@ -372,14 +380,14 @@ fn replace(
     watch.register(fresh.range(), Watch::Missing)?;
     // The fresh mapping joins its neighbour only if both are registered with the userfaultfd in the same way.
     neighbour.into_iter().for_each(|neighbour| _ = watch.register(neighbour, Watch::Missing));
-    // Making pages private, and the witness, may have taken so long that the threads were let go.
+    // Making pages private, and asking the witness, may have taken so long that the threads were let go.
     if !following.may_replace(piece, Traits { access: READ_WRITE, ..traits }, Kind::Pool) {
         return Err(Errno::BUSY);
     }
     following.hold().expect_placing(fresh.range().start, piece);
-    // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. A thread that
-    // touches the fresh memory sleeps until the copies are there. The witness and `references` have said that nobody
-    // holds a page who could write it otherwise.
+    // SAFETY: writers were kept out of the piece before it was copied, and the program's threads are stopped. A thread
+    // that touches the fresh memory sleeps until the copies are there. The witness and `references` have said that
+    // nobody holds a page who could write it otherwise.
     let moved = unsafe { move_mapping_over(fresh.range(), piece.start) };
     if moved.is_ok() {
         fresh.forget();
@@ -392,11 +400,11 @@ fn replace(
     moved
 }
 
-/// Moves copies of pages to where nobody finds a page, but for those that were discarded.
+/// Moves copies of pages to a place without pages, but for pages that were discarded.
 fn fill(following: &Following, piece: PageRange, copies: PageRange) {
     let (mut at, end) = (piece.start, piece.end());
     while at < end {
-        // While this lock is held, no discard is acknowledged between the look at discarded pages and the move.
+        // While this lock is held, no discard is acknowledged between the look-up of discarded pages and the move.
         let shared = following.hold();
         let rest = PageRange { start: at, pages: end.page() - at.page() };
         let Some(kept) = shared.kept(rest).first().copied() else { return };
@@ -406,7 +414,7 @@ fn fill(following: &Following, piece: PageRange, copies: PageRange) {
         at = kept.start.add_pages(moved.pages);
         drop(shared);
         if moved.stopped_by.is_some() {
-            // Memory for a page table is short, something is locked for the moment, or a message is unread.
+            // The kernel has no memory for a page table, something is locked for the moment, or a message is unread.
             std::thread::yield_now();
         }
     }
@@ -417,7 +425,7 @@ fn unlock(piece: PageRange) {
     unsafe { raw::call(libc::SYS_munlock, [piece.start.0 as usize, pages_to_bytes(piece.pages) as usize, 0, 0, 0, 0]) };
 }
 
-/// Locks memory again that was unlocked. All of its pages are there.
+/// Locks memory again that was unlocked before. All of its pages are present.
 fn lock(piece: PageRange) {
     // SAFETY: locking changes no content.
     unsafe { raw::call(libc::SYS_mlock, [piece.start.0 as usize, pages_to_bytes(piece.pages) as usize, 0, 0, 0, 0]) };
@@ -443,7 +451,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use wire::Outcome;
 
-    /// Copies were dropped when the move had failed after the kernel had unmapped the place.
+    /// Once, copies were lost when the move had failed after the kernel had unmapped the destination.
     #[test]
     fn memory_that_is_short_while_pages_are_left_loses_none() {
         if !alone("leave::tests::memory_that_is_short_while_pages_are_left_loses_none") {

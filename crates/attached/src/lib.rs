@@ -11,9 +11,9 @@
 //!   all as it was before (`leave`); the thread waits until the other side has it unmap the object, and end
 //! ```
 //!
-//! The object does nothing that belongs to the whole process: it changes no signal's handler, no program break, and
-//! starts no other program. All signals are blocked on its threads. Its C library is the one of its own: thread-local
-//! data, `errno` and streams are not the program's.
+//! The object changes nothing that belongs to the whole process: no signal's handler and no program break. It starts no
+//! other program. All signals are blocked on its threads. It has a C library of its own, so its thread-local data,
+//! `errno` and streams are not the program's.
 
 mod borrow;
 mod channel;
@@ -46,13 +46,13 @@ use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Variable with the socket to connect to.
+/// Variable with the path of the socket to connect to.
 const SOCKET: &str = "PAGEFOLD_SOCKET";
-/// Variable with the addresses that the object lies at, in hexadecimal: `START-END`.
+/// Variable with the addresses at which the object lies, in hexadecimal: `START-END`.
 const OBJECT: &str = "PAGEFOLD_OBJECT";
 /// Variable that enrols all private anonymous memory.
 const ALL: &str = "PAGEFOLD_ALL";
-/// Variable with the number of mappings from which on folding adds no more.
+/// Variable with the number of mappings (VMAs) of the process at which folding stops adding mappings.
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 /// Variable with the address of a gate that this process has inherited from its parent, in hexadecimal.
 const GATE: &str = "PAGEFOLD_GATE";
@@ -97,7 +97,7 @@ pub fn run() -> ! {
         if thread::run(asked, Files::with(pagemap, asked), false, program).is_ok() {
             gate::close();
             channel::left([Some(arena::range()), gate::range()].into_iter().flatten().collect());
-            // The other side makes this thread unmap everything, and end.
+            // `pagefold-attach` makes this thread unmap everything, and end.
             channel::wait_for_end()
         }
     });
@@ -107,7 +107,8 @@ pub fn run() -> ! {
     }
 }
 
-/// The settings, and where the object lies.
+/// The settings, and the addresses of the object; `None` if they are missing, or the object was not loaded as it must
+/// be.
 fn asked() -> Option<(Asked, PageRange)> {
     let object = env::var(OBJECT).ok()?;
     let (start, end) = object.split_once('-')?;

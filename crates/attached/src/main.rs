@@ -1,5 +1,4 @@
-//! `pagefold-agent`: the agent as one object that needs nothing of the process that it is put into: see
-//! [`attached`].
+//! `pagefold-agent`: the agent as one object that needs nothing of the process that it is put into. See [`attached`].
 
 #![no_main]
 
@@ -16,7 +15,7 @@ extern "C" fn main(_: c_int, _: *const *const c_char) -> c_int {
 // The C library's own allocations come from the arena, too: its allocator would move the program break, which is the
 // program's.
 
-/// Bytes in front of an allocation of the C library's, where its size stands.
+/// Bytes in front of each allocation of the C library, which hold its size.
 const HEADER: usize = 16;
 
 fn layout(bytes: usize) -> Option<Layout> {

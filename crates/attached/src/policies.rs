@@ -1,8 +1,8 @@
-//! NUMA policies of mappings, in a process without hooks. A mapping of the pool cannot have a policy of its own: the kernel
-//! would give it to the pool's file.
+//! NUMA policies of mappings, in a process without hooks. A mapping of the pool cannot have a policy of its own: the
+//! kernel would give it to the pool's file.
 //!
-//! Where the kernel does not answer `get_mempolicy`, its list of all policies is read: default filters of containers forbid
-//! that call. The kernel counts pages for that list.
+//! Default filters of containers forbid `get_mempolicy`. If the kernel does not answer that call, its list of all
+//! policies is read (`numa_maps`), for which it counts pages.
 
 use agent::raw;
 use page::HostVirt;
@@ -17,12 +17,12 @@ const OF_ADDRESS: usize = 2;
 #[derive(Debug, Default)]
 pub struct Policies(Option<Plain>);
 
-/// Mappings without a policy of their own.
+/// The mappings that have no policy of their own.
 #[derive(Debug, PartialEq, Eq)]
 enum Plain {
-    /// All: this kernel knows no policies.
+    /// All mappings: this kernel has no NUMA policies.
     All,
-    /// Those that begin at these addresses.
+    /// The mappings that begin at these addresses.
     At(BTreeSet<u64>),
 }
 
@@ -44,8 +44,8 @@ impl Policies {
 }
 
 impl Plain {
-    /// From the kernel's list. A mapping that is not listed counts as one with a policy. Mappings without one are listed
-    /// with the policy of the agent's thread, and count as plain only where that is the default.
+    /// Reads the kernel's list. A mapping that is not listed counts as one with a policy. A mapping without a policy is
+    /// listed with the policy of the agent's thread, so it is recognised only if that is the default.
     fn read(list: io::Result<impl Read>) -> Self {
         let plain = |line: String| {
             let (start, rest) = line.split_once(' ')?;

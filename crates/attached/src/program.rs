@@ -1,4 +1,4 @@
-//! A program that the agent was put into: what there differs for the agent's first thread.
+//! What the agent's first thread asks and tells in a program that the agent was put into.
 
 use crate::borrow::borrow;
 use crate::enrol::Enrolment;
@@ -19,17 +19,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use wire::{MemberState, MemberStats};
 
-/// Time without a page that could be made private, after which the agent looks anew: 5 s.
+/// Time without a page becoming anonymous, after which the attempt to leave is begun anew: 5 s.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
-/// Number of such times after which the agent stays: 6. With eager folding, 2.
+/// Number of such attempts after which the agent stays: 6. With eager folding, 2.
 const LEAVE_TRIES: [u32; 2] = [6, 2];
-/// Time between two attempts at inherited memory: 50 ms.
+/// Time between two attempts to make inherited memory anonymous, while no keeper can be reached: 50 ms.
 const AGAIN: Duration = Duration::from_millis(50);
 
 static LEASES: OnceLock<Vec<PageRange>> = OnceLock::new();
 
-/// Records the leases that this process has inherited from a member that forked it. To be called before this
-/// process has a lease of its own.
+/// Records the leases that this process has inherited from the member that forked it. To be called before this process
+/// has a lease of its own.
 pub fn know_leases() {
     let _ = LEASES.set(leases());
 }
@@ -39,12 +39,12 @@ fn leases() -> Vec<PageRange> {
     all.into_iter().filter(|mapping| mapping.lease).map(|mapping| mapping.range).collect()
 }
 
-/// To be called when nothing of the pool is mapped any more.
+/// Unmaps the inherited leases. To be called when nothing of the pool is mapped any more.
 fn drop_inherited_leases() {
     let Some(inherited) = LEASES.get().filter(|inherited| !inherited.is_empty()) else { return };
     for lease in leases().into_iter().filter(|lease| inherited.contains(lease)) {
-        // SAFETY: the kernel lists it as a lease, and it was one before this agent had one of its own. The program knows
-        // nothing of it.
+        // SAFETY: the kernel lists it as a lease, and it was one before this agent had one of its own. The program
+        // knows nothing of it.
         drop(unsafe { SharedMark::inherited(lease.start) });
     }
 }
@@ -56,7 +56,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Before the first look for memory.
+    /// For a program whose memory was not looked for yet.
     pub const fn new(enrolment: Enrolment, is_eager: bool) -> Self {
         Self { enrolment: Lock::new(enrolment), is_eager }
     }
@@ -84,8 +84,9 @@ impl Program for Attached {
         std::thread::sleep(time);
     }
 
-    /// Makes everything as it was before the agent came. Nothing of the agent's runs afterwards but the calling thread. False if
-    /// the agent stays, and goes on with its work: something holds pages that map the pool, and does not let them go.
+    /// Restores the memory as it was before the agent came. Afterwards, only the calling thread of the agent is left.
+    /// `false` if the agent stays and goes on with its work, because references to pages in mappings of the pool are
+    /// not given up.
     fn leave(&self, all: &mut Result<Folder, String>, (pagemap, _): (&Pagemap, &Pool), _: &mut MemberStats) -> bool {
         let Ok(folder) = all else { return true };
         // The worker has not told this agent of all segments of a pool whose mappings this process has inherited.
@@ -93,7 +94,7 @@ impl Program for Attached {
         let mut tries = 0..LEAVE_TRIES[usize::from(self.is_eager)];
         if !tries.any(|_| restore(folder, pagemap, LEAVE_TIME, Origin::Folded)) {
             channel::stay();
-            // While the agent leaves, the other side leads no calls there.
+            // While the agent leaves, `pagefold-attach` does not lead calls to the gate.
             gate::range().inspect(|gate| channel::tell_gate(gate.start));
             return false;
         }
@@ -102,7 +103,7 @@ impl Program for Attached {
             match restore_inherited(folder, pagemap) {
                 Ok(true) => break,
                 Ok(false) => {}
-                // The keeper may be starting again.
+                // The keeper may be restarting.
                 Err(()) => std::thread::sleep(AGAIN),
             }
         }
@@ -114,8 +115,8 @@ impl Program for Attached {
     }
 }
 
-/// Makes private what another follower looks after, because this process has inherited it from a member. Says whether nothing of
-/// that is left.
+/// Makes memory anonymous that this process has inherited from a member, and that is registered with one other
+/// userfaultfd. Returns whether there was none left.
 fn restore_inherited(folder: &mut Folder, pagemap: &Pagemap) -> Result<bool, ()> {
     let Some(page) = inherited(folder.section().following())? else { return Ok(true) };
     let (lent, claim) = borrow(page).map_err(drop)?;
@@ -127,9 +128,9 @@ fn restore_inherited(folder: &mut Folder, pagemap: &Pagemap) -> Result<bool, ()>
     while !follow::wait_for_keeper() {}
     following.retire();
     following.wait_for_end();
-    // From here on, the others that have this userfaultfd open follow the child.
+    // From here on, the other processes that have this userfaultfd open follow the memory.
     drop(claim);
-    // Threads that sleep on other memory try again, and are answered.
+    // Threads that sleep on other memory of this userfaultfd try again, and are answered.
     let _ = following.watch().wake(PROGRAMS);
     Ok(false)
 }

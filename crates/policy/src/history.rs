@@ -1,5 +1,5 @@
-//! The history of a member's pages: when each was last written, and what became of its folds. All of it may be wrong, and costs only
-//! time then: the bytes of pages alone decide whether they are folded.
+//! The history of a member's pages: when each page was last written, and what became of its folds. These notes may be
+//! wrong, which costs only time: a page is folded only after a comparison of its bytes.
 //!
 //! A fold that is undone within about a minute ([`WINDOW_SECONDS`], [`YOUNG_WINDOWS`]) is *short-lived*. After a
 //! short-lived fold, the page is left alone until it has rested for a minute. The time doubles with each further
@@ -22,12 +22,12 @@ use crate::turnover::{ByMoment, Folds, QuietInterval, Worth, add, moment};
 use page::{Bits, CHUNK_PAGES, HostVirt, PAGE_SHIFT, PageRange, chunks};
 use std::collections::BTreeMap;
 
-/// Bits of a number of windows.
+/// Number of bits that [`Notes::young`] needs for each page: enough for a count up to [`YOUNG_WINDOWS`].
 const YOUNG_BITS: usize = (u32::BITS - YOUNG_WINDOWS.leading_zeros()) as usize;
-/// Number of steps that are told apart; 0 stands for never.
+/// Number of steps ([`STEP_SECONDS`]) after which their numbers begin again at 1. The number 0 stands for "never".
 const STEPS: u32 = u16::MAX as u32;
 
-/// Memory that the notes of one chunk take.
+/// Bytes that the history takes for each chunk ([`CHUNK_PAGES`] pages) of which it knows anything.
 pub const NOTES_BYTES: usize = size_of::<Notes>();
 
 /// The history of a member's pages.
@@ -37,22 +37,22 @@ pub struct History {
     chunks: BTreeMap<u64, Box<Notes>>,
     /// Seconds since an arbitrary moment; 0 until [`History::set_time`] is called. At 0, no fold counts as short-lived.
     now: u32,
-    /// Whether there is a quiet interval that is expected to go on.
+    /// Whether the member is in a quiet interval that is expected to go on.
     is_quiet: bool,
-    /// Second at which the last quiet interval began.
+    /// Second at which the last quiet interval began, by the same clock as `now`.
     last_quiet: u32,
-    /// Whether no page is ever left alone.
+    /// Whether every page may be folded at any time, however many short-lived folds it had.
     is_eager: bool,
     /// Pages that were ever folded, and the short-lived folds among them.
     total: (u64, u64),
-    /// Folds and short-lived folds by moment, since the last call of [`History::take_folds`].
+    /// Pages folded, and short-lived folds, by moment ([`moment`]), since the last call of [`History::take_folds`].
     lately: Folds,
-    /// Pages that were written after they had rested, since the last call of [`History::take_written`].
+    /// Pages that were written after they had been at rest, since the last call of [`History::take_written`].
     written: u64,
 }
 
 impl History {
-    /// Nothing is known.
+    /// A history of which nothing is known.
     pub const fn new(params: &'static Params) -> Self {
         Self {
             params,
@@ -67,8 +67,8 @@ impl History {
         }
     }
 
-    /// Sets the time, in seconds from an arbitrary moment on, beginning with 1; and the quiet interval, `None` in a
-    /// burst.
+    /// Sets the time, in seconds from an arbitrary moment on, beginning with 1, and the quiet interval that the member
+    /// is in; `None` while it is in a burst.
     pub fn set_time(&mut self, now: u32, quiet: Option<QuietInterval>) {
         (self.now, self.is_quiet) = (now, quiet.is_some_and(|quiet| quiet.goes_on));
         if let Some(quiet) = quiet {
@@ -76,12 +76,12 @@ impl History {
         }
     }
 
-    /// Leaves no page alone from here on.
+    /// From here on, pages may be folded even if their last folds were short-lived.
     pub const fn be_eager(&mut self) {
         self.is_eager = true;
     }
 
-    /// Pages that were written after they had rested, since the last call.
+    /// Pages that were written after they had been at rest, since the last call.
     pub const fn take_written(&mut self) -> u64 {
         std::mem::replace(&mut self.written, 0)
     }
@@ -106,14 +106,14 @@ impl History {
         self.total.0 += range.pages;
     }
 
-    /// Notes that folded pages were moved: their folds are no new ones, only their places are.
+    /// Notes that folded pages were moved to this range. It does not count as a new fold of them.
     pub fn moved(&mut self, range: PageRange) {
         let (total, lately) = (self.total, self.lately);
         self.folded(range);
         (self.total, self.lately) = (total, lately);
     }
 
-    /// Notes that these pages of a chunk were folded, and are written or discarded.
+    /// Notes that the folds of these pages of a chunk have ended, because the pages were written or discarded.
     pub fn ended(&mut self, key: u64, pages: Bits) {
         let Some(notes) = self.chunks.get_mut(&key) else { return };
         let short = notes.ended(pages, self.now);
@@ -121,23 +121,23 @@ impl History {
         add(&mut self.lately.short, short);
     }
 
-    /// Notes that these pages of a chunk are written.
+    /// Notes that these pages of a chunk were written by now.
     pub fn written(&mut self, key: u64, pages: Bits) {
         let notes = self.chunks.entry(key).or_insert_with(Notes::new);
         self.written += notes.written_at(pages, (self.now, self.last_quiet), &self.params.pages);
     }
 
-    /// Notes that these pages are written.
+    /// Notes that all pages of this range were written by now.
     pub fn all_written(&mut self, range: PageRange) {
         chunks(range).for_each(|(key, pages)| self.written(key, pages));
     }
 
-    /// Notes that pages of these chunks were written, and not which.
+    /// Notes that some pages in each of these chunks were written, without saying which.
     pub fn touched(&mut self, range: PageRange) {
         chunks(range).for_each(|(key, _)| self.written(key, Bits::default()));
     }
 
-    /// The pages among these that are not to be left alone.
+    /// Those of these pages that are not left alone after short-lived folds.
     pub fn not_left_alone(&self, key: u64, pages: Bits) -> Bits {
         match self.chunks.get(&key) {
             Some(notes) if !self.is_eager => notes.without_left_alone(pages, self.now, &self.params.pages),
@@ -145,7 +145,8 @@ impl History {
         }
     }
 
-    /// The pages among these that are worth folding, left alone or not.
+    /// Those of these pages that `worth` allows to be folded. Whether they are left alone after short-lived folds is
+    /// not asked.
     pub fn of_worth(&self, key: u64, pages: Bits, worth: Worth) -> Bits {
         if worth == Worth::All {
             return pages;
@@ -155,12 +156,13 @@ impl History {
         pages.filter(|page| worth.allows(first + page, seconds(page)))
     }
 
-    /// The pages of a chunk among these that are to be folded.
+    /// Those of these pages of a chunk that may be folded: allowed by `worth`, and not left alone after short-lived
+    /// folds.
     pub fn admitted(&self, key: u64, pages: Bits, worth: Worth) -> Bits {
         self.of_worth(key, self.not_left_alone(key, pages), worth)
     }
 
-    /// The pages of a range that are to be folded, as ordered ranges.
+    /// The pages of a range that may be folded, as [`History::admitted`] tells, as ordered ranges.
     pub fn admitted_of(&self, range: PageRange, worth: Worth) -> Vec<PageRange> {
         let mut found: Vec<PageRange> = Vec::new();
         for (key, pages) in chunks(range) {
@@ -175,31 +177,32 @@ impl History {
         found
     }
 
-    /// Whether no write was seen for this many seconds in any chunk that the range touches.
+    /// Whether no write was seen for this many seconds in any of the chunks that the range touches.
     pub fn is_at_rest(&self, range: PageRange, seconds: u32) -> bool {
         let is_at_rest = |notes: &Notes| notes.last_written == 0 || self.now >= notes.last_written + seconds;
         chunks(range).all(|(key, _)| self.chunks.get(&key).is_none_or(|notes| is_at_rest(notes)))
     }
 
-    /// Forgets chunks that were written long ago, but for those that are still `of_use`.
+    /// Forgets chunks that were last written long ago ([`Pages::forget`]), but for those that are still `of_use`.
     pub fn forget_old(&mut self, of_use: impl Fn(u64) -> bool) {
         let (now, forget) = (self.now, self.params.pages.forget);
         let is_old = |notes: &Notes| notes.last_written == 0 || now >= notes.last_written + forget;
         self.chunks.retain(|key, notes| !is_old(notes) || of_use(*key));
     }
 
-    /// Number of chunks of which something is known.
+    /// Number of chunks for which there are notes.
     pub fn known_chunks(&self) -> usize {
         self.chunks.len()
     }
 }
 
-/// The notes of one chunk.
+/// What is noted about the pages of one chunk.
 #[derive(Debug)]
 struct Notes {
-    /// Number of windows for which a write still makes a page's fold short-lived, in binary: the lowest bits first.
+    /// For each page, the number of windows ([`WINDOW_SECONDS`]) in which a write still makes its fold short-lived. The
+    /// numbers are in binary: the first element has the lowest bit of each.
     young: [Bits; YOUNG_BITS],
-    /// The moment of each page's last fold, in four bits.
+    /// The moment of each page's last fold, in four bits: two pages in a byte.
     moments: [u8; CHUNK_PAGES as usize / 2],
     /// The step in which each page was last seen written; 0 for never.
     written: [u16; CHUNK_PAGES as usize],
@@ -224,7 +227,7 @@ impl Notes {
         })
     }
 
-    /// The pages among these that are not to be left alone at this second.
+    /// Those of these pages that are not left alone at this second after short-lived folds.
     fn without_left_alone(&self, pages: Bits, now: u32, params: &Pages) -> Bits {
         let [low, high] = self.short_lived;
         let too_soon = low.or(high).and(pages).filter(|page| {
@@ -270,7 +273,7 @@ impl Notes {
         rested
     }
 
-    /// Seconds since a page was seen written. For a page that never was, seconds since time began.
+    /// Seconds since a page was last seen written. For a page that never was, seconds since the history's time began.
     fn seconds_at_rest(&self, page: u64, now: u32) -> u32 {
         let written = self.written.get(page as usize).copied().unwrap_or(0);
         seconds_since(written, now).unwrap_or(now)
@@ -293,8 +296,8 @@ impl Notes {
         made
     }
 
-    /// Notes that these pages were written or discarded, which ends their folds. Returns how many of the folds were short-lived, by
-    /// the moment at which they were made.
+    /// Notes that these pages were written or discarded, which ends their folds. Returns how many of the folds were
+    /// short-lived, by the moment at which they were made.
     fn ended(&mut self, pages: Bits, now: u32) -> ByMoment {
         self.count_down(now);
         let short = self.young().and(pages);
@@ -315,12 +318,12 @@ impl Notes {
     }
 }
 
-/// The step in which a second lies.
+/// The number of the step ([`STEP_SECONDS`]) in which this second lies.
 const fn step(now: u32) -> u16 {
     (now / STEP_SECONDS % STEPS + 1) as u16
 }
 
-/// Seconds since a step; `None` for never.
+/// Seconds since the step in which a page was last written; `None` if the page was never seen written.
 const fn seconds_since(written: u16, now: u32) -> Option<u32> {
     match written {
         0 => None,

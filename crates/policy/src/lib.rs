@@ -11,7 +11,7 @@
 //!                     | pages to fold                                       how often to look, and at what share
 //! ```
 //!
-//! Nothing that keeps memory right rests on an answer of this room. A wrong one costs time, or memory that could be
+//! No program's memory becomes wrong by a wrong answer of this crate, which costs time, or memory that could have been
 //! saved. All numbers are in [`params`].
 #![forbid(unsafe_code)]
 
@@ -29,15 +29,15 @@ use turnover::Turnover;
 /// An observation of a member.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// The program has run for `age` and is idle. Of a program that was attached while it ran, nothing else is known of
-    /// the time before.
+    /// The program started `age` ago and is idle now. If the agent was attached to a running program, this is all that
+    /// is known of the time before.
     Idle {
         /// Time since the program started.
         age: Duration,
     },
-    /// A round was made.
+    /// The agent has ended a round: it has found out which pages were written since the last one.
     Round {
-        /// Pages that were written after they had rested, since the last round.
+        /// Pages that were written after they had been at rest ([`params::Pages::rest`]), since the last round.
         changed: u64,
         /// Pages of the member.
         pages: u64,
@@ -55,13 +55,13 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Of a member in which nothing has changed. If it `is_eager`, pages are folded without asking whether the folds will
-    /// last.
+    /// The policy of a member in which nothing has changed so far. If it `is_eager`, pages are folded without asking
+    /// whether the folds will last.
     pub const fn new(params: &'static Params, is_eager: bool, now: Instant) -> Self {
         Self { params, turnover: Turnover::new(params, now), is_eager }
     }
 
-    /// Takes in what has happened by `now`.
+    /// Learns what has happened by `now`.
     pub fn observe(&mut self, event: Event, now: Instant) {
         match event {
             Event::Idle { age } => self.turnover.begin_quiet(age, now),
@@ -72,12 +72,12 @@ impl Policy {
         }
     }
 
-    /// The pages that are worth folding. [`History::admitted`] picks them.
+    /// The rule by which pages are worth folding at this time. [`History::admitted`] applies it to pages.
     pub fn admit(&self, now: Instant) -> Worth {
         if self.is_eager { Worth::All } else { self.turnover.worth(now) }
     }
 
-    /// How often to look at the member.
+    /// How often the agent looks at the member's memory at this time.
     pub fn cadence(&self, now: Instant) -> Cadence {
         let Params { seldom, busy, .. } = self.params;
         if self.is_eager {
@@ -86,7 +86,7 @@ impl Policy {
         self.turnover.cadence(now)
     }
 
-    /// The quiet interval; `None` in a burst.
+    /// The quiet interval that the member is in; `None` in a burst.
     pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
         self.turnover.quiet(now)
     }

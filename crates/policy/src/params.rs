@@ -7,24 +7,25 @@ pub const LIFE: Duration = Duration::from_secs(60);
 /// [`LIFE`] in seconds.
 pub(crate) const LIFE_SECONDS: u32 = LIFE.as_secs() as u32;
 
-/// Lower bounds of the ages that are told apart, in seconds.
+/// Lower bounds of the ages by which folds are counted, in seconds.
 pub(crate) const AGES: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 /// Number of moments of folds: moment 0, from which nothing is learned, and one for each of the ages
 /// (see [`moment`](crate::moment)).
 pub const MOMENTS: usize = 1 + AGES.len();
 const _: () = assert!(MOMENTS <= 16, "the moment of a page's last fold takes four bits");
-/// Number of past quiet intervals that are remembered.
+/// Number of past quiet intervals whose lengths are remembered.
 pub(crate) const REMEMBERED: usize = 8;
-/// Number of parts of time after which it is known whether a fold was short-lived: 80 s in all.
+/// Number of parts of time ([`Judged::part`]) for which recent folds are kept apart, 80 s in all. After so long, it is
+/// known whether a fold was short-lived.
 pub(crate) const PARTS: usize = 8;
 
-/// Resolution of the time of a fold, in seconds.
+/// Length of the windows by which the time since a fold is counted, in seconds.
 pub(crate) const WINDOW_SECONDS: u32 = 5;
-/// Windows in which a write makes a fold short-lived: the fold's own, and those of the next minute; that ends after 60
-/// to 65 s.
+/// Number of windows in which a write makes a fold short-lived: the window of the fold and those of the next minute.
+/// The last of them ends 60 to 65 s after the fold.
 pub(crate) const YOUNG_WINDOWS: u32 = LIFE_SECONDS / WINDOW_SECONDS + 1;
-/// Resolution of the time of a write, in seconds. Times are kept modulo a day and a half. So once in a while, a page that was
-/// not written for so long passes for one that has just been.
+/// Length of the steps by which the times of writes are kept, in seconds. The steps' numbers begin again after a day
+/// and a half: a page that was not written for so long may pass for one that has just been written.
 pub(crate) const STEP_SECONDS: u32 = 2;
 
 /// The numbers by which pages are folded.
@@ -38,86 +39,93 @@ pub struct Params {
     pub judged: Judged,
     /// See [`Pages`].
     pub pages: Pages,
-    /// How often the agent looks while little changes, or much has changed for long.
+    /// How often the agent looks at the member while little changes, or after much has changed for long.
     pub seldom: Cadence,
-    /// The same while the time decides which pages are worth folding.
+    /// How often it looks in a settled quiet interval, while the time since a page's last write decides whether it is
+    /// folded.
     pub busy: Cadence,
-    /// The same while much changes, or has changed a moment ago.
+    /// How often it looks in a burst, and in the first seconds after one.
     pub busiest: Cadence,
 }
 
 /// When a burst begins, goes on and ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Bursts {
-    /// Share of all pages that a burst must fill: one in this many, a minute to go on, and in a row to begin.
+    /// Share of all pages by which a burst is measured, one in this many. A burst goes on while so many pages change in
+    /// a minute. It begins when so many have changed in a row.
     pub filled_one_in: f64,
-    /// Share of the decayed peak burst size that a burst must fill to begin, one in this many.
+    /// Share of the decayed peak burst size that the changed pages must reach for a burst to begin, one in this many.
     pub peak_one_in: f64,
-    /// Half-life of the peak burst size.
+    /// Half-life of the peak burst size: the largest burst so far counts half as much after this time.
     pub peak_half_life: Duration,
     /// Shortest time over which the rate of changes is measured.
     pub step: Duration,
     /// Number of changed pages in one step that never make a burst, however small the member is.
     pub few_pages: u64,
-    /// Length of a burst from which on the agent looks at the member seldom. It may notice the end some seconds late.
+    /// Length of a burst, after which the agent looks at the member seldom. It may notice the burst's end some seconds
+    /// late.
     pub long: Duration,
-    /// Length from which on a burst shows which pages stay. During it, a page that was not written for 2/3 of this
-    /// time counts as one that outlives the burst.
+    /// Length of a burst, after which the burst shows which pages outlive it: those that were not written for 2/3 of
+    /// this time.
     pub cyclic: Duration,
     /// Length of a quiet interval, in seconds, below which it may be a gap within a burst.
     pub gap_seconds: u32,
 }
 
-/// The expectation of a quiet interval, and the pages that are folded in it.
+/// How long a quiet interval is expected to last, and which pages are folded in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Quiet {
     /// Seconds without a burst that begin a quiet interval.
     pub begins_after: u32,
-    /// Length of the first part of a quiet interval, in seconds, in which pages that the burst left behind are still being
-    /// folded.
+    /// Length of the first part of a quiet interval, in seconds, in which pages that the burst left behind are still
+    /// being folded.
     pub settled: u32,
     /// Length of a quiet interval, in seconds, from which on every page that has rested for a round is folded.
     pub long: u32,
     /// Seconds without a write after which a page is folded in a quiet interval that is expected to go on.
     pub rested: u32,
-    /// Time that a quiet interval must be expected to go on, in seconds: the life of a fold, and its rest before.
+    /// Seconds for which a quiet interval must be expected to go on: the minute that a fold has to last, and the rest
+    /// of a page before the fold.
     pub soon: u32,
-    /// Number of past quiet intervals that must have gone on for as long, when this one is shorter than a gap may be.
+    /// Number of past quiet intervals that must have gone on for as long, while the current one is so short that it may
+    /// be a gap within a burst.
     pub seen: usize,
 }
 
-/// Lessons of folds, by the age of their pages.
+/// What is learned from folds, by the age of their pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged {
     /// Tolerated share of short-lived folds, one in this many.
     pub short_one_in: f64,
-    /// Half-life of the counts of folds.
+    /// Half-life of the counts of folds: past folds count half as much after this time.
     pub half_life: Duration,
     /// Length of the parts of time by which recent folds are counted.
     pub part: Duration,
-    /// Fewest folds of an age from which anything is learned; of an age that does not last, fewest short-lived ones.
+    /// Fewest folds of an age from which it is learned that folds of this age last; fewest short-lived ones from which
+    /// it is learned that they do not.
     pub enough: f64,
-    /// Highest number of past folds that count in a closed age. Probe pages are few, and must be able to outweigh the past.
+    /// Highest number of past folds that count in a closed age. Probe pages are few, and must be able to outweigh the
+    /// past.
     pub closed: f64,
-    /// Highest share of short-lived ones among the past folds that count in a closed age, one in this many. The reason is
-    /// the same.
+    /// Highest share of short-lived folds among the past folds that count in a closed age, one in this many: probe
+    /// pages must be able to outweigh the past here, too.
     pub closed_short_one_in: f64,
-    /// Lowest age, in seconds, that is open while too little is known of its folds. Past quiet intervals raise it.
+    /// Lowest age, in seconds, that is open while too little is known of its folds. Long past quiet intervals raise it.
     pub old_seconds: u32,
     /// The pages that show what becomes of folds of a closed age.
     pub probes: Probes,
 }
 
-/// The choice of probe pages.
+/// Which pages are probe pages: pages of a closed age that are folded all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probes {
-    /// Share of pieces of memory that are probe pages, for each age, one in this many.
+    /// Share of pieces of memory whose pages are probe pages, for each age: one in this many.
     pub one_in: u64,
     /// Length of a piece, in pages.
     pub piece_pages: u64,
 }
 
-/// Objections to folding a single page.
+/// When a single page is not folded, though pages of its age are.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages {
     /// Seconds without a write after which a page is at rest. Only writes to pages at rest count as changes: they show
@@ -125,27 +133,27 @@ pub struct Pages {
     pub rest: u32,
     /// Rest that a page needs after one short-lived fold, after two in a row, and after more, in seconds.
     pub left_alone: [u32; 3],
-    /// Rest of a page, within a quiet interval of the same length, after which it could have been folded for a minute, in
-    /// seconds.
+    /// A fold of a page would have lasted for a minute if the page was not written for so many seconds, all of them
+    /// within a quiet interval.
     pub lasting: u32,
-    /// Time after which it is of no interest when a page was written, in seconds.
+    /// Seconds since the last write of a chunk, after which its notes may be dropped.
     pub forget: u32,
 }
 
 /// How often the agent looks at its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cadence {
-    /// Rounds and the faults that they cause may take one processor in this many.
+    /// Share of a processor's time that rounds, and the page faults that they cause, may take: one in this many.
     pub rounds: u32,
     /// Shortest time between two rounds.
     pub closest: Duration,
-    /// Searches for written pages among the folded may take one processor in this many.
+    /// Share of a processor's time that searches for written pages among the folded ones may take: one in this many.
     pub searches: u32,
-    /// Seconds after which a newly broken page is looked at again.
+    /// Seconds after which a newly broken page (a folded one that was written) is looked at again.
     pub broken_first: u32,
     /// Longest time after which a broken page is looked at again, in seconds.
     pub broken_longest: u32,
-    /// Whether little changes. Then pages that rest are worth folding whenever the agent finds them.
+    /// Whether little changes, so that pages that have rested are worth folding whenever the agent finds them.
     pub is_little: bool,
 }
 
@@ -158,7 +166,7 @@ const SELDOM: Cadence = Cadence {
     is_little: true,
 };
 
-/// The numbers of the agent.
+/// The numbers that the agent uses.
 pub const TODAY: Params = Params {
     bursts: Bursts {
         filled_one_in: 20.0,

@@ -1,8 +1,7 @@
 //! How fast a member's memory changes, and which of its pages are worth folding at a given time.
 //!
-//! A fold is *short-lived* when the member writes the page again or discards it within a minute ([`LIFE`]): it was made for
-//! nothing.
-//! Everything here serves one aim: at most 1 fold in 20 is short-lived.
+//! A fold is *short-lived* when the member writes the page again or discards it within a minute ([`LIFE`]): it was made
+//! for nothing. Everything here serves one aim: at most 1 fold in 20 is short-lived.
 //!
 //! Members write by fits and starts. In a *burst*, a member writes much memory that was at rest. In the *quiet
 //! interval* after it, it writes little more than the pages that it writes all the time. The pages that a burst has
@@ -69,25 +68,25 @@ pub fn moment(is_quiet: bool, seconds: Option<u32>) -> usize {
     seconds.filter(|_| !is_quiet).map_or(0, |seconds| AGES.partition_point(|begin| *begin <= seconds))
 }
 
-/// The age for which the page with this number is a probe page, if it is one.
+/// The age for which the page with this number is a probe page; `None` if it is a probe page for no age.
 fn probe_of(probes: Probes, page: u64) -> Option<usize> {
     let piece = (page / probes.piece_pages).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     Some((piece % probes.one_in) as usize).filter(|age| (1..MOMENTS).contains(age))
 }
 
-/// The pages that are worth folding.
+/// The rule by which pages are worth folding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worth {
-    /// All that have rested for a round.
+    /// All pages that have rested for a round.
     All,
-    /// All that were not written for so many seconds.
+    /// All pages that were not written for so many seconds.
     Rested(u32),
-    /// Those of the open ages, one bit for each, and probe pages.
+    /// Pages of the open ages (bit `n` stands for age `n`), and probe pages.
     Ages(u16, Probes),
 }
 
 impl Worth {
-    /// Whether the page with this number may be folded, which was last written `seconds` ago.
+    /// Whether the page with this number, which was last written `seconds` ago, may be folded.
     pub fn allows(self, page: u64, seconds: u32) -> bool {
         let age = moment(false, Some(seconds));
         match self {
@@ -98,10 +97,10 @@ impl Worth {
     }
 }
 
-/// A time in which little changes.
+/// A time without a burst: the member writes little more than the pages that it writes all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuietInterval {
-    /// Its length until the time asked about.
+    /// Its length in seconds, until the time asked about.
     pub seconds: u32,
     /// Whether it is expected to go on for another minute ([`Quiet::soon`](crate::params::Quiet)).
     pub goes_on: bool,
@@ -117,7 +116,7 @@ pub struct Folds {
 }
 
 impl Folds {
-    /// None.
+    /// No folds.
     pub const NONE: Self = Self { made: [0; MOMENTS], short: [0; MOMENTS] };
 }
 
@@ -125,7 +124,7 @@ impl Folds {
 #[derive(Debug)]
 pub struct Turnover {
     params: &'static Params,
-    /// Pages that have changed in the current step.
+    /// Pages that have changed in the current step ([`Bursts::step`](crate::params::Bursts)).
     changed: u64,
     /// The beginning of the current step.
     since: Instant,
@@ -147,14 +146,14 @@ pub struct Turnover {
     lately_since: Instant,
     /// Folds among `lately` that were short-lived.
     lately_short: [f64; MOMENTS],
-    /// Folds before those in `lately`, decayed.
+    /// Folds that were made before those in `lately`, decayed.
     made: [f64; MOMENTS],
     /// Folds among `made` that were short-lived.
     short: [f64; MOMENTS],
 }
 
 impl Turnover {
-    /// Of a member in which nothing has changed.
+    /// The turnover of a member in which nothing has changed so far.
     pub const fn new(params: &'static Params, now: Instant) -> Self {
         Self {
             params,
@@ -174,8 +173,8 @@ impl Turnover {
         }
     }
 
-    /// Records that the program has run for `age` and is idle. Unless a burst was seen, it is in a quiet interval then.
-    /// Of a program that was attached while it ran, nothing else is known of the time before.
+    /// Records that the program started `age` ago and is idle now. Unless a burst was seen, it is in a quiet interval
+    /// then. If the agent was attached to a running program, this is all that is known of the time before.
     pub fn begin_quiet(&mut self, age: Duration, now: Instant) {
         if self.peak == 0.0 && self.last_burst == self.burst_since {
             let quiet = age.min(Duration::from_secs(self.params.quiet.long.into()));
@@ -183,7 +182,7 @@ impl Turnover {
         }
     }
 
-    /// Records that `changed` of the member's `pages` were written after they had been at rest.
+    /// Records that `changed` of the member's `pages` pages were written after they had been at rest.
     pub fn add(&mut self, changed: u64, pages: u64, now: Instant) {
         let bursts = &self.params.bursts;
         self.changed += changed;
@@ -218,7 +217,7 @@ impl Turnover {
         (self.changed, self.since) = (0, now);
     }
 
-    /// The quiet interval; `None` in a burst.
+    /// The quiet interval that the member is in; `None` in a burst.
     pub fn quiet(&self, now: Instant) -> Option<QuietInterval> {
         let (p, gap) = (&self.params.quiet, self.params.bursts.gap_seconds);
         let seconds = now.saturating_duration_since(self.last_burst).as_secs() as u32;
@@ -248,8 +247,8 @@ impl Turnover {
         }
     }
 
-    /// Adds the folds of the oldest part to those that are judged, and with them their share of the recent short-lived
-    /// ones.
+    /// Adds the folds of the oldest part of time to those by which ages are judged, together with their share of the
+    /// recent short-lived folds.
     fn judge_oldest(&mut self, moment: usize) {
         let p = &self.params.judged;
         let (made, all) = (self.lately[PARTS - 1][moment] as f64, self.lately_made(moment));
@@ -266,7 +265,7 @@ impl Turnover {
         self.short[moment] = short_before + short;
     }
 
-    /// The pages that are worth folding.
+    /// The rule by which pages are worth folding at this time.
     pub fn worth(&self, now: Instant) -> Worth {
         let p = &self.params.quiet;
         match self.quiet(now) {
@@ -307,10 +306,11 @@ impl Turnover {
 
     /// The first age at which a page is taken to have outlived a burst.
     ///
-    /// - The last burst filled no page that is older than twice the longest quiet interval and the time for
-    ///   which one must go on. The last age is an exception: it has no upper bound, and such a page may be of it when
-    ///   quiet intervals are long.
-    /// - In a burst that shows which pages stay, and in a gap of it, 2/3 of that length is enough.
+    /// - The last burst filled no page whose age is at least twice the longest quiet interval, plus the time for which
+    ///   a quiet interval must be expected to go on. The last age is an exception: it has no upper bound, and when
+    ///   quiet intervals are long, a page that the last burst filled may be of it.
+    /// - In a burst that is long enough to show which pages outlive it ([`Bursts::cyclic`](crate::params::Bursts)), and
+    ///   in a gap within it, 2/3 of that length is enough.
     fn first_old(&self, quiet: Option<QuietInterval>, now: Instant) -> usize {
         let longest = self.intervals.iter().copied().max().unwrap_or(0);
         let burst = now.saturating_duration_since(self.burst_since);
@@ -337,9 +337,9 @@ impl Turnover {
     }
 }
 
-/// The share that is left after `time` of a quantity with this half-life.
+/// The share of a quantity with this half-life that is left after `time`.
 ///
-/// It does without the C library's mathematics: else everything that a member executes would load that, too.
+/// The C library's `exp2` is not used: everything that a member executes would load its mathematical library, too.
 fn decay(time: Duration, half_life: Duration) -> f64 {
     let lives = time.as_secs_f64() / half_life.as_secs_f64();
     let whole = lives as i32;

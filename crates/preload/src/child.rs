@@ -1,4 +1,4 @@
-//! Forked children that enrol by themselves: servers that fork their workers hold most of their memory there.
+//! Forked children that enrol by themselves: servers that fork worker processes hold most of their memory in these.
 //!
 //! ```text
 //!   parent: fork hook        child: the thread that forked                agent's thread of the child
@@ -13,21 +13,21 @@
 //!                             executes a program, or ends: the thread is gone with it
 //! ```
 //!
-//! **Why at the fork.** Only a thread of the child's can begin anything in it without a signal that the program would
-//! notice. Later, only a call of the program's could start one, and a worker that waits for work makes no call.
+//! **Why at the fork.** Only a thread of the child can start the agent without a signal that the program would notice.
+//! After the fork, only a call of the program could start it, and a process that waits for work makes no call.
 //!
-//! **Nothing of the parent's is taken over** but the list of known memory, which the forking thread has copied before the
-//! fork. All else may be half changed: a fork copies page by page while other threads of the parent go on. No lock can
-//! be held around it, because a thread that allocates may wait for that lock with malloc's held, for which `fork` waits.
-//! So locks, arena and table begin anew while the child has one thread.
+//! **Nothing of the parent's agent is taken over** but the list of known memory, which the forking thread has copied
+//! before the fork. All other data may be inconsistent: a fork copies page by page while other threads of the parent go
+//! on. No lock can be held around the fork: a thread that holds malloc's lock may wait for our lock, and `fork` waits
+//! for malloc's. So locks, arena and table begin anew while the child has one thread.
 //!
-//! **Mappings of the pool** that the child inherits stay as they are. The keeper follows them, and the lease that the child
-//! inherits holds their slots. The child's table forgets them, and they are not folded again. All other memory is the
-//! child's own to fold, as any member's.
+//! **Mappings of the pool** that the child inherits stay as they are. The keeper follows them, and the lease that the
+//! child inherits keeps their slots. The child's table forgets them, and they are not folded again. All other memory of
+//! the child can be folded, as in any member.
 //!
-//! **Cost.** A thread costs a fork, and the end of the child, some time. So children get one only at a bounded rate
-//! ([`STEP`]), and it connects only where they have memory of their own. The others stay inert, as all children are that
-//! are made past the C library's `fork`.
+//! **Cost.** The agent's thread makes the fork and the end of a child slower. So children get one only at a bounded
+//! rate ([`STEP`]), and it connects only if the child has enough memory of its own. Other children stay inert, as all
+//! children do that are made without the C library's `fork`.
 
 use crate::{hooks, resign, start};
 use agent::table::{self, Advice, Shut, Traits};
@@ -38,29 +38,29 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Average time between two children that get an agent, in milliseconds. Measured: such a child costs less than
-/// 0.1 ms of processor time, so that all together take less than 1/1000.
+/// Shortest average time between two children that get an agent, in milliseconds. Measured: such a child costs less
+/// than 0.1 ms of processor time, so all of them together take less than 1/1000 of it.
 const STEP: u64 = 100;
-/// Number of children that get an agent without a pause.
+/// Number of children that get an agent one right after the other.
 const BURST: u64 = 64;
-/// Least memory of its own for which a child enrols, in KiB: twice what its agent takes.
+/// Least private memory for which a child enrols, in KiB: twice what its agent takes.
 const LEAST_KIB: u64 = 2048;
 /// Longest time between two checks of how much memory the child has written: 1 min.
 const LOOKS_AT_MOST: Duration = Duration::from_secs(60);
 
-/// Time up to which agents of children are paid for, at one each [`STEP`], in milliseconds of the monotonic clock. A
-/// child inherits this value, so a chain of forks is bounded, too.
+/// Until when the time for children's agents is used up, at one [`STEP`] each, in milliseconds of the monotonic clock.
+/// A child inherits this value, so a chain of forks is bounded, too.
 static SPENT: AtomicU64 = AtomicU64::new(0);
 
-/// Memory that a child is going to know, copied before the fork.
+/// The memory that a child's table is going to know, copied before the fork.
 pub struct Known(Vec<(PageRange, Traits)>);
 
-/// Copies the list of known memory for a child that is about to be forked; `None` if that child is to stay inert.
+/// Copies the list of known memory for a child that is about to be forked; `None` if the child is to stay inert.
 pub fn prepare() -> Option<Known> {
     if start::children_after().is_none() || follow::has_lost_track() || !may_spend() {
         return None;
     }
-    // An arena of the child's own would take address space away from the program.
+    // An arena for the child would take up address space, which is limited in this program.
     if getrlimit(Resource::As).current.is_some() {
         return None;
     }
@@ -104,7 +104,7 @@ pub unsafe fn begin(known: Known) {
     }
     // SAFETY: by the caller, which is a hook.
     let has_begun = unsafe { process::begin_anew(&known.0) };
-    // It lies in the parent's arena.
+    // The list lies in the parent's arena.
     std::mem::forget(known);
     if !has_begun {
         return;
@@ -115,7 +115,7 @@ pub unsafe fn begin(known: Known) {
     }
 }
 
-/// Waits until this child has lived for some time, and has memory of its own that is worth an agent.
+/// Waits until this child has lived for some time, and has so much memory of its own that an agent is worth while.
 pub fn wait_until_worth_it(after: Duration) {
     let mut pause = after;
     loop {
@@ -127,7 +127,7 @@ pub fn wait_until_worth_it(after: Duration) {
     }
 }
 
-/// Memory that this process alone has written, in KiB; `None` if the kernel does not tell.
+/// Memory that only this process has and that it has written, in KiB; `None` if the kernel does not tell.
 fn own_kib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"))?;

@@ -1,15 +1,16 @@
-//! Debuggers that let one thread of the program run alone, as for a call of a function while all others stand still.
+//! Debuggers that let one thread of the program run alone, as for a call of a function while all other threads are
+//! stopped.
 //!
-//! If the agent's thread stands still, too, and holds the table's lock, a hook would wait for ever. So a hook that has
-//! waited for a while looks at the agent's thread. If a debugger has stopped it, the call is passed on as it is. To the
-//! agent, that is a system call past the hooks: before it replaces anything there, it finds the change.
+//! If the agent's thread is stopped, too, and holds the table's lock, a hook would wait for ever. So a hook that has
+//! waited for a while checks the agent's thread. If a debugger has stopped it, the hook only passes the call on. To the
+//! agent, this is a system call that bypasses the hooks: it finds the change before it replaces anything there.
 
 use agent::raw;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Time that a hook waits before it looks at the agent's thread, each time: 1 s.
+/// Time after which a waiting hook checks the agent's thread, each time: 1 s.
 pub const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// Number of the agent's thread; 0 before there is one.
@@ -39,7 +40,7 @@ pub fn is_agent_stopped() -> bool {
     // SAFETY: the descriptor was opened here.
     unsafe { raw::call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
     let text = text.get(..usize::try_from(read).unwrap_or(0)).unwrap_or_default();
-    // The thread's name is before it, in brackets.
+    // The thread's name comes before the state, in brackets.
     text.iter().rposition(|byte| *byte == b')').is_some_and(|end| text[end..].starts_with(b") t"))
 }
 

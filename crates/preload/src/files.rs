@@ -1,9 +1,9 @@
-//! The hooks through which the program gets files: an opened, received or changed file is judged before the program can
-//! use it.
+//! The hooks through which the program gets files. A file that was opened, received or changed is judged before the
+//! program can use it.
 //!
-//! These functions may be cancelled (`pthread_cancel`), so the hooks call the C library's own and not the kernel.
-//! Judging a file takes a few short system calls, and nothing at all in a process that is no member. None of them asks
-//! the file's file system, which may have answered its last question: the program would wait for it.
+//! These functions may be cancellation points (`pthread_cancel`), so the hooks call the C library's own functions and
+//! not the kernel. Judging a file takes a few short system calls, and none in a process that is no member. None of them
+//! asks the file's file system, which may never answer, so that the program would wait for it.
 
 use crate::hooks::is_member;
 use agent::raw::{c_answer, call};
@@ -11,7 +11,7 @@ use agent::references::{Sticky, in_hook, judge, look, stick};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A function of the libraries behind this one, looked up when it is first called.
+/// A function of the libraries that are loaded after this one, looked up when it is first called.
 struct Real {
     name: &'static CStr,
     address: AtomicUsize,
@@ -34,7 +34,7 @@ impl Real {
     }
 }
 
-/// Answers that a function is not there, as the kernel would.
+/// Answers that a function is not there, as the kernel does for an unknown system call.
 fn missing() -> c_int {
     c_answer(-(libc::ENOSYS as isize)) as c_int
 }
@@ -50,8 +50,8 @@ fn given(file: c_int) -> c_int {
     file
 }
 
-/// Defines a hook with the C name and the arguments of the function that it stands before. `after` is given the result
-/// of that function, and returns the hook's.
+/// Defines a hook with the C name and the arguments of the function that it stands before. `after` gets the result of
+/// that function, and returns the result of the hook.
 macro_rules! hooks {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $after:expr;)+) => {$(
         #[doc = concat!("`", stringify!($name), "`")]
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, parts: *const libc::iovec, count:
     c_answer(unsafe { call(libc::SYS_vmsplice, arguments) })
 }
 
-/// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`, or that has got another number. A survey that is under
-/// way may be past that number.
+/// Judges a file to which `fcntl(F_SETFL)` may have added `O_DIRECT`, or which has got another descriptor number: a
+/// survey that is under way may have passed that number already.
 fn changed(file: c_int, command: c_int, result: c_int) -> c_int {
     match command {
         libc::F_SETFL if result >= 0 => given(file),
@@ -127,7 +127,7 @@ fn changed(file: c_int, command: c_int, result: c_int) -> c_int {
     result
 }
 
-/// Notes a socket of a family that is not known to copy.
+/// Notes a socket of a family that is not known to copy what it receives.
 fn connected(family: c_int, socket: c_int) -> c_int {
     if socket >= 0 && is_member() && !judge::is_known_family(family) {
         stick(Sticky::Socket, family as u32);
@@ -143,7 +143,7 @@ fn handled(level: c_int, option: c_int, result: c_int) -> c_int {
     result
 }
 
-/// Judges files that came with a message.
+/// Judges files that came with a message (`SCM_RIGHTS`).
 fn received(message: *const libc::msghdr, result: isize) -> isize {
     if result >= 0 && is_member() {
         // SAFETY: the kernel has just filled the header that the program gave, and the program waits for the hook's

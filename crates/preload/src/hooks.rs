@@ -1,5 +1,5 @@
-//! The hooks: functions of the C library that change memory, and that this library puts its own in front of. Through
-//! them, the table follows the kernel's view, and contents stay right where pages map the pool.
+//! The hooks: functions of this library that stand before those functions of the C library that change memory. By them,
+//! the table agrees with the kernel's view, and contents stay right where pages map the pool.
 //!
 //! ```text
 //!   program's thread --> hook --- inert, or one of the agent's own threads ---> system call, unchanged
@@ -10,22 +10,23 @@
 //!                          v  note what the kernel did; release the lock
 //! ```
 //!
-//! A hook makes its system call by itself, without the C library. It answers as the kernel would have answered had
-//! nothing been folded. No hook panics, allocates from the program's heap, or waits for anything but the table.
+//! A hook makes its system call by itself, without the C library. Its answer is what the kernel would have answered if
+//! nothing had been folded. No hook panics, allocates from the program's heap, or waits for anything but the table's
+//! lock.
 //!
-//! **State.** A process that was not enrolled is *inert*: hooks only pass calls on. An enrolled one is a *member*. A
-//! forked child is inert again, however it was made: the kernel clears the state for it. It may begin anew
-//! ([`crate::child`]). The memory of the pool that the child got is followed ([`agent::follow`]). A `vfork` child and a
-//! thread made by `clone` share the member's memory, table and state. The hooks serve them alike. Only those that execute a
-//! program ask which process calls them.
+//! **State.** In a process that was not enrolled, the hooks only pass calls on: it is *inert*. An enrolled process is a
+//! *member*. A forked child is inert, however it was made: the kernel clears the state for it. It may get an agent of
+//! its own ([`crate::child`]). Mappings of the pool that the child has inherited are followed ([`agent::follow`]). A
+//! `vfork` child and a thread made by `clone` share the member's memory, table and state, and are served alike. Only
+//! the hooks that execute a program ask which process calls them.
 //!
-//! **Calls past the hooks** are reported by the kernel as far as contents depend on them: discards of memory that maps
-//! the pool, and forks. The hooks are there all the same: knowing of a change beforehand costs less than a report. And
-//! the kernel does not report protection, locks and advice.
+//! **Calls that bypass the hooks** are reported by the kernel as far as contents depend on them: discards of memory
+//! that maps the pool, and forks. There are hooks for them all the same, because it takes less time to know of a change
+//! beforehand than to handle a report. And the kernel does not report changes of protection, locks and advice.
 //!
-//! **Only memory that a hook saw being mapped is enrolled** when all anonymous memory is to be. Code that maps memory
-//! past the hooks also changes it past the hooks. The C library calls its own functions in a way that cannot be
-//! interposed. So [`patch`] replaces their first instruction by a jump to the hooks.
+//! **When all anonymous memory is to be enrolled, only memory that a hook saw being mapped is.** Code that maps memory
+//! without the hooks also changes it without the hooks. The C library calls its own functions in a way that cannot be
+//! interposed. So [`patch`] replaces their first instructions by jumps to the hooks.
 
 mod advice;
 mod exec;
@@ -62,11 +63,12 @@ enum State {
     Member = 1,
 }
 
-/// Place of the state: a page that the kernel clears for forked children; null in a process that was never enrolled.
+/// Address of the state: in a page that the kernel clears for forked children; null in a process that was never
+/// enrolled.
 static STATE: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether all private anonymous memory is enrolled.
 static ALL: AtomicBool = AtomicBool::new(false);
-/// Reason why not all anonymous memory could be enrolled.
+/// The reason why not all anonymous memory could be enrolled.
 static REFUSAL: OnceLock<patch::Refusal> = OnceLock::new();
 
 /// Makes this process a member. For the constructor: no other thread runs yet.
@@ -85,7 +87,7 @@ pub fn init(all_anonymous: bool) {
 
 /// Makes a forked child a member. For the child's only thread; the locks, the arena and the table are its own.
 pub fn begin_anew() {
-    // Children inherit no promise to lock what is mapped later.
+    // A child does not inherit `mlockall(MCL_FUTURE)`.
     maps::lock_future(false);
     begin_to_serve();
 }
@@ -95,7 +97,7 @@ fn begin_to_serve() {
     set_state(State::Member);
 }
 
-/// Makes this process inert: nobody looks after its memory.
+/// Makes this process inert, because no agent looks after its memory any more.
 pub fn rest() {
     set_state(State::Inert);
 }
@@ -112,7 +114,7 @@ fn enrol_all() {
     heap::ask_heap();
 }
 
-/// The state of a member that enrols all its memory and has none, and a message for people: why it is.
+/// The state of a member that enrols all its memory and has none enrolled, and the reason, as a message for people.
 pub fn why_nothing_is_mapped() -> (MemberState, String) {
     if let Some(refusal) = REFUSAL.get() {
         return (MemberState::NotFoldable, format!("not all anonymous memory can be asked in: {refusal}"));
@@ -146,13 +148,13 @@ fn set_state(state: State) {
     unsafe { place.as_ref() }.into_iter().for_each(|place| place.store(state as u8, Ordering::SeqCst));
 }
 
-/// Whether this process is a member, and the caller a thread of the program's.
+/// Whether this process is a member, and the caller a thread of the program.
 pub fn is_member() -> bool {
     state() == State::Member && !arena::holds(raw::stack())
 }
 
-/// Locks the table for a hook; `None` if the hook only has to pass the call on. That is also the answer while a
-/// debugger lets the caller run alone and the agent's thread stands still.
+/// Locks the table for a hook; `None` if the hook only has to pass the call on. That is also the answer if a debugger
+/// has stopped the agent's thread, and the lock does not become free.
 fn enter() -> Option<Guard> {
     // The agent's threads, known by their stacks, may hold the lock already, and their own mappings do not belong in
     // the table.
@@ -160,10 +162,10 @@ fn enter() -> Option<Guard> {
     serves.then(|| table::lock_unless(debugged::LOOK_AFTER, debugged::is_agent_stopped)).flatten()
 }
 
-/// Makes pages that map slots private, where they are.
+/// Gives pages that map slots private copies, where they lie.
 ///
 /// # Errors
-/// `ENOMEM`: memory is short. Pages that may not be written go on mapping the pool, which is no error.
+/// `ENOMEM`: memory is short. Pages that the program may not write still map the pool, which is no error.
 fn break_slots(table: &mut Table, range: PageRange) -> Result<(), i32> {
     for run in table.slot_runs(range) {
         let pages = PageRange { start: run.start, pages: run.pages.into() };

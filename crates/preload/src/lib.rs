@@ -1,5 +1,5 @@
-//! `libpagefold.so`, the agent that is preloaded into a process. Hooks stand before functions of the C library, and the core
-//! (`agent`) folds the pages of that process. ARCHITECTURE.md, section "Folding", shows how they work together.
+//! `libpagefold.so`: the agent that is preloaded into a process. Its hooks stand before functions of the C library, and
+//! the core (`agent`) folds the pages of the process. ARCHITECTURE.md, section "Folding", shows how they work together.
 
 mod child;
 mod debugged;

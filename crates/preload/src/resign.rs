@@ -1,8 +1,8 @@
-//! The end of the agent, before the program gives itself a filter of system calls (seccomp) that forbids what the agent calls.
+//! The end of the agent before the program sets a filter of system calls (seccomp) that forbids calls of the agent.
 //!
-//! Such a filter may be for all threads, the agent's among them. Or it is for one thread, which makes calls of the hooks. The agent
-//! would be killed, or would fail at what others wait for. So the thread of the program that calls for the filter
-//! (`hooks/filter.rs`) waits until the agent has gone:
+//! Such a filter may apply to all threads, also to those of the agent. Or it applies to one thread, on which the hooks
+//! make calls. The agent would be killed, or would fail at something for which threads wait. So the thread of the
+//! program that wants to set the filter (`hooks/filter.rs`) waits until the agent has gone:
 //!
 //! ```text
 //!   thread of the program                 agent's thread                               follower
@@ -15,13 +15,13 @@
 //!   the filter
 //! ```
 //!
-//! Where not all can be made anonymous, the agent goes on (WORKING), and the program is refused the filter.
+//! If not all memory can be made anonymous, the agent goes on (WORKING), and the filter is refused.
 //!
-//! A worker may ask in place of a thread of the program's ([`be_told_to_leave`]). Then the hooks go on.
+//! A worker may ask for the end, too, in place of a thread of the program ([`be_told_to_leave`]). Then the hooks go on.
 //!
-//! The same goes for a program that is about to keep its capabilities while it changes its user (`PR_SET_KEEPCAPS`), as `setpriv` does. It has
-//! rights then that the agent's threads lack. The C library changes users and groups of all threads, and ends a program in which some may and
-//! others may not.
+//! The agent also ends before the program keeps its capabilities while it changes its user (`PR_SET_KEEPCAPS`), as
+//! `setpriv` does. The calling thread has rights then that the agent's threads lack. The C library changes users and
+//! groups in all threads, and ends a program in which only some of them may do that.
 
 use crate::hooks;
 use agent::fold::Folder;
@@ -37,11 +37,11 @@ const WORKING: u32 = 0;
 const ASKED: u32 = 1;
 const GONE: u32 = 2;
 
-/// Longest time in which nothing becomes anonymous before the agent gives up: 10 s.
+/// Longest time without progress in making memory anonymous, after which the agent gives up its end: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest time that a thread of the program waits: 60 s. The agent's thread may be stopped.
+/// Longest time that a thread of the program waits for the agent's end: 60 s. The agent's thread may be stopped.
 const WAIT_LONGEST: Duration = Duration::from_secs(60);
-/// Pause between two attempts, and between two looks of the thread that waits: 20 ms, 1 ms.
+/// Pause before memory is tried again, and between two checks of the thread that waits: 20 ms, 1 ms.
 const AGAIN: Duration = Duration::from_millis(20);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -49,7 +49,7 @@ static STATE: AtomicU32 = AtomicU32::new(WORKING);
 /// Whether a worker has told the agent to leave.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Whether the agent is to end, or has.
+/// Whether the agent is to end, or has ended.
 pub fn is_asked() -> bool {
     STATE.load(Ordering::SeqCst) != WORKING
 }
@@ -76,8 +76,8 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Has the agent end, and waits for that. Returns whether it has. With `for_good`, the next program of this process is no member, either.
-/// A thread of the program's calls it.
+/// Asks the agent to end, and waits for that. Returns whether it has ended. With `for_good`, the next program of this
+/// process gets no agent, either. A thread of the program calls it.
 pub fn ask(for_good: bool) -> bool {
     // Another thread may have asked already.
     let _ = change(WORKING, ASKED);
@@ -103,7 +103,7 @@ pub fn ask(for_good: bool) -> bool {
     }
 }
 
-/// Makes the agent end because a worker has told it to. No thread of the program's waits for the end. For the agent's
+/// Makes the agent end because a worker has told it to. No thread of the program waits for the end. For the agent's
 /// thread.
 pub fn be_told_to_leave() {
     TOLD.store(true, Ordering::SeqCst);
@@ -116,7 +116,7 @@ pub fn give_up_all(folder: &mut Folder, (pagemap, pool): (&Pagemap, &Pool), stat
     let (mut until, mut before) = (Instant::now() + PATIENCE, u64::MAX);
     give_way::want(table::everything(), true);
     let may_end = loop {
-        // If it fails, some of it is left.
+        // If this fails, some discarded memory is left in mappings of the pool.
         let _ = folder.settle_discards(pagemap);
         folder.make_anonymous((pagemap, pool), table::everything(), stats);
         let left: u64 = table::lock().pooled_pages(table::everything()).iter().map(|part| part.pages).sum();

@@ -1,6 +1,6 @@
 //! The start of the agent: the loader calls [`constructor`] before the program's own code runs. `pagefold run` enrols a
-//! process by environment variables. An enrolled process gets a thread; any other stays as it would be without the
-//! agent.
+//! process by environment variables. An enrolled process gets the agent's thread; any other process stays as it would
+//! be without the agent.
 //!
 //! The thread ([`spawn`]) has a table of file descriptors of its own. So the program neither sees nor closes the
 //! agent's files, and forked children do not inherit them.
@@ -22,25 +22,26 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use wire::{MemberState, MemberStats};
 
-/// Variable with the socket to connect to; `pagefold run` sets it, like those below.
+/// Variable with the path of the socket to connect to. `pagefold run` sets this variable, and those below.
 pub const SOCKET: &str = "PAGEFOLD_SOCKET";
 /// Variable with the id of the one process that is enrolled.
 const PROCESS: &str = "PAGEFOLD_PID";
 /// Variable that enrols all private anonymous memory.
 const ALL: &str = "PAGEFOLD_ALL";
-/// Variable with the number of mappings from which on folding adds no more: half of the kernel's limit without it.
+/// Variable with the number of mappings (VMAs) of the process at which folding stops adding mappings; without it, half
+/// of the kernel's limit.
 const VMA_BUDGET: &str = "PAGEFOLD_VMA_BUDGET";
 /// Variable that makes the agent compare fingerprints instead of having the kernel note writes.
 const COMPARE: &str = "PAGEFOLD_COMPARE_FINGERPRINTS";
 /// Variable that makes the agent fold every page that has rested, even if it may soon be written again; for tests.
 const EAGER: &str = "PAGEFOLD_EAGER";
-/// Variable with the seconds after which a forked child enrols; `never`, and it does not.
+/// Variable with the seconds after which a forked child enrols; if it is no number, such as `never`, children do not.
 const CHILDREN: &str = "PAGEFOLD_CHILDREN_AFTER";
 /// Time after which a forked child enrols: 3 s.
 const CHILDREN_AFTER: Duration = Duration::from_secs(3);
 /// Variable with a kernel's release to assume in place of the running one's, as tests do.
 const KERNEL: &str = "PAGEFOLD_KERNEL";
-/// Variable with the number of filters of system calls (seccomp) that were found to do no harm; none without it.
+/// Variable with the number of seccomp filters that were found to do no harm; without it, 0.
 const FILTERS: &str = "PAGEFOLD_FILTERS";
 /// Beginning of the names of valgrind's libraries.
 const VALGRIND: &[u8] = b"vgpreload_";
@@ -51,7 +52,7 @@ const LIBRARY: &str = "libpagefold.so";
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A program that the agent was loaded with. The agent stays in it, but for the reasons that [`resign`] tells.
+/// A program that the agent was loaded with. The agent stays in it, except as [`resign`] tells.
 struct Loaded;
 
 impl Program for Loaded {
@@ -114,8 +115,8 @@ fn asked() -> Option<Asked> {
     let names: [&str; 9] = [SOCKET, PROCESS, ALL, VMA_BUDGET, COMPARE, EAGER, CHILDREN, KERNEL, FILTERS];
     let mut is_enrolled = process == std::process::id().to_string();
     if is_enrolled && let Some(why) = unfit(&preload) {
-        // Printed here, because no service can report it: to connect, the agent would need a thread, whose system calls
-        // may do the harm.
+        // The reason is printed here, because no service can report it: to connect, the agent would need a thread,
+        // whose system calls may do the harm.
         let _ = std::io::stderr().write_all(format!("pagefold: this program is not folded: {why}\n").as_bytes());
         is_enrolled = false;
     }
@@ -143,7 +144,7 @@ fn asked() -> Option<Asked> {
     })
 }
 
-/// The reason why an agent would do harm in this process.
+/// The reason why an agent would do harm in this process; `None` if it would not.
 fn unfit(preload: &OsStr) -> Option<&'static str> {
     if libraries(preload).any(|name| name.split(|byte| *byte == b'/').any(|part| part.starts_with(VALGRIND))) {
         return Some("valgrind looks after its memory");
@@ -154,7 +155,7 @@ fn unfit(preload: &OsStr) -> Option<&'static str> {
     (filters.trim() != known).then_some("it has a filter of system calls (seccomp) that pagefold run did not have")
 }
 
-/// A list of libraries to preload, without the agent.
+/// A list of libraries to preload, without the agent; `None` if no other is left.
 fn without_us(preload: &OsStr) -> Option<OsString> {
     let joined = libraries(preload).filter(|name| !is_ours(name)).collect::<Vec<_>>().join(&b':');
     // SAFETY: cut from an `OsStr` at ASCII characters only.
@@ -205,8 +206,8 @@ pub fn children_after() -> Option<Duration> {
     ASKED.get().and_then(|asked| asked.children_after)
 }
 
-/// Starts the agent's thread in a forked child. It sleeps once it has opened its files, for which the caller waits: the
-/// program may give up its rights next.
+/// Starts the agent's thread in a forked child, and waits until the thread has opened its files: the program may give
+/// up its rights next. Then the thread sleeps for some time.
 ///
 /// # Errors
 /// Memory is short, or the process has as many threads as it may.

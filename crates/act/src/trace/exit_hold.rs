@@ -1,5 +1,5 @@
-//! A process that stands beside this one, and holds it at its end. A thread that is killed stops once more, before the kernel lets go of
-//! all that it traces.
+//! A second process, which holds a thread of this process at its end. A thread that is killed stops once more
+//! (`PTRACE_EVENT_EXIT`), before the kernel detaches it from the threads that it traces.
 //!
 //! ```text
 //!   this thread                       the process beside it
@@ -10,7 +10,8 @@
 //!      | lets its threads go, and ends        gives them back what is theirs
 //! ```
 //!
-//! If the process beside is killed, this one goes on alone. The kernel was seen to hold a thread so that `SIGKILL` ends (Linux 6.18).
+//! If the second process is killed, this one goes on alone. That a thread killed by `SIGKILL` stops in this way was
+//! seen on Linux 6.18.
 
 use super::{ask, last_error};
 use rustix::io::Errno;
@@ -20,20 +21,21 @@ use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The process beside this one. Dropping this ends it.
+/// The second process. Dropping this ends it.
 #[derive(Debug)]
 pub struct ExitHold(Pid);
 
 impl ExitHold {
-    /// Forks the process beside this one, for the calling thread. When this thread is about to end, `inherit` is called
-    /// in the forked process.
+    /// Forks the second process, for the calling thread. When this thread is about to end, `inherit` is called in the
+    /// second process.
     ///
     /// # Errors
-    /// No process can be made, or this one is traced already.
+    /// No process can be made, or this thread is traced already.
     pub fn start(inherit: impl FnOnce(Dying)) -> io::Result<Self> {
         let (mut ready, tell) = io::pipe()?;
         let thread = gettid();
-        // A host may let only descendants be traced (Yama). The call fails on hosts without Yama, which is no matter.
+        // A host may let only ancestors trace a process (Yama). The call fails on hosts without Yama, where it is not
+        // needed.
         let may_trace = |whom: usize| {
             // SAFETY: takes numbers, and changes who may trace this process.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, whom) };
@@ -65,14 +67,14 @@ impl Drop for ExitHold {
     }
 }
 
-/// A thread that is about to end, and ends when this is dropped.
+/// A thread that is held at its end. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Dying {
     thread: Pid,
 }
 
 impl Dying {
-    /// Id of the thread. The kernel names the thread by this id as the tracer of all threads that it traces.
+    /// Id of the thread, which `/proc` shows as the tracer of all threads that it traces.
     pub const fn thread(&self) -> Pid {
         self.thread
     }
@@ -85,7 +87,7 @@ impl Drop for Dying {
     }
 }
 
-/// Traces a thread until it is about to end (`PTRACE_EVENT_EXIT`). `None`: the thread is gone.
+/// Traces a thread until it is about to end (`PTRACE_EVENT_EXIT`). `None`: the thread is gone, or cannot be traced.
 fn hold(thread: Pid, tell: io::PipeWriter) -> Option<Dying> {
     // SAFETY: takes no memory of this process.
     unsafe { ask(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACEEXIT as usize) }.ok()?;

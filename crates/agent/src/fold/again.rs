@@ -1,4 +1,4 @@
-//! Folding pages again that were broken ([`refold`]), with a witness for the pages of each message.
+//! Folding broken pages again ([`refold`]), with a witness for the pages of each request.
 
 use super::{Folder, micros};
 use crate::refold::{self, Part};
@@ -8,13 +8,13 @@ use page::PageRange;
 use std::time::{Duration, Instant};
 use wire::{FoldRun, MemberStats, Outcome};
 
-/// Time after which a fork probe is tried again where none could be cast: 60 s.
+/// Time after which a fork probe is tried again after one could not be forked: 60 s.
 pub(super) const NO_PROBE_TIME: Duration = Duration::from_secs(60);
-/// Number of repeated questions for one message, because the prover was late or gone.
+/// Most repeated attempts for one request, if the prover is late or gone.
 const TRIES: usize = 8;
 
 impl Folder {
-    /// Calls a witness for those pages of the runs that are broken.
+    /// Calls a witness for the broken pages of these runs.
     pub(super) fn begin_to_refold(&mut self, runs: &[FoldRun], pagemap: &Pagemap) {
         let table = table::lock();
         let ranges = runs.iter().map(|run| PageRange { start: run.start, pages: run.pages.into() });
@@ -24,7 +24,7 @@ impl Folder {
         }
     }
 
-    /// Says whether a witness is at hand.
+    /// Calls a witness for these broken pages. Returns whether one can be asked.
     fn call_witness(&mut self, table: &table::Guard, broken: &[PageRange], pagemap: &Pagemap) -> bool {
         if broken.iter().all(|range| refold::shows_file(pagemap, *range)) {
             return self.witness.is_at_hand();
@@ -34,8 +34,8 @@ impl Folder {
         self.witness.is_at_hand()
     }
 
-    /// After a question without an answer: waits for a prover that is late, or calls another witness. Says whether the
-    /// same question is worth asking once more. The caller keeps no writer out, and does not hold the table's lock.
+    /// After the witness gave no answer: waits for a prover that is late, or calls another witness. Returns whether it
+    /// makes sense to ask again. The caller keeps no writer out, and does not hold the table's lock.
     fn may_ask_again(&mut self, parts: &[Part<'_>], pagemap: &Pagemap) -> bool {
         self.witness.catch_up() || {
             let broken: Vec<PageRange> = parts.iter().map(|part| part.range).collect();
@@ -43,7 +43,7 @@ impl Folder {
         }
     }
 
-    /// Folds parts again that were seen to be broken.
+    /// Folds these broken parts again.
     pub(super) fn fold_again(
         &mut self,
         parts: &[Part<'_>],
@@ -60,7 +60,7 @@ impl Folder {
                 return;
             }
             let mut table = table::lock();
-            // The program may have changed the part since the table was last looked at.
+            // The program may have changed a part since the table was last read.
             let is_current = references::generation() == generation;
             let still = |part: &Part<'_>| {
                 is_current && table.is_refoldable(part.range) && table.placement(part.range).is_some()
@@ -94,7 +94,7 @@ impl Folder {
         }
     }
 
-    /// Ends a fork probe whose time is over. Says how long another one may stay.
+    /// Ends a fork probe whose time is over. Returns how long another one may stay; `None` if there is none.
     pub fn rest(&mut self) -> Option<Duration> {
         self.witness.rest()
     }

@@ -1,4 +1,4 @@
-//! Collapsing pieces of memory ([`collapse`]).
+//! Collapsing pieces of 2 MiB into one mapping, or one huge page ([`collapse`]).
 
 use super::again::NO_PROBE_TIME;
 use super::{Folder, micros};
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use wire::MemberStats;
 
 impl Folder {
-    /// Collapses one piece, if there is one and it is time. All but `most` of its pages are the member's own, and
-    /// none was written for `stayed` seconds.
+    /// Collapses one piece, if there is one and it is time for that. At most `most` of its pages are not small private
+    /// pages of the member, and none was written for `stayed` seconds.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -36,7 +36,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Says whether the piece has been collapsed.
+    /// Returns whether the piece has been collapsed.
     pub(super) fn collapse_piece(
         &mut self,
         (pagemap, pool, rounds): (&Pagemap, &Pool, &mut Rounds),
@@ -53,7 +53,7 @@ impl Folder {
             return Ok(false);
         }
         let table = table::lock();
-        // Without a huge page, a collapse only gives back mappings. No folded page is given up for that.
+        // Without a huge page, a collapse only gives back mappings. No folded page is given up just for that.
         let is_of_use = is_huge || table.is_only_broken(piece);
         let is_current = references::generation() == generation;
         if table.traits(piece) != Some(traits) || !table.is_at_rest(piece, stayed) || !is_of_use || !is_current {
@@ -66,8 +66,8 @@ impl Folder {
         Ok(is_collapsed)
     }
 
-    /// Collapses a piece that is at hand, into `copy`. The table's lock is held, with which the caller has seen that this
-    /// may be done. Says whether it was done.
+    /// Collapses a piece into `copy`. The table's lock is held, with which the caller has seen that the piece may be
+    /// collapsed. Returns whether it was.
     pub(super) fn make_one_mapping(
         &mut self,
         mut table: table::Guard,
@@ -92,13 +92,13 @@ impl Folder {
         stats.stalls.add(micros(began.elapsed()));
         drop(table);
         if self.witness.is_late() {
-            // A prover that stays silent is left alone: the next piece has another witness.
+            // A prover that stays silent is not asked for some time: the next piece gets another witness.
             self.witness.catch_up();
         }
         Ok(is_collapsed)
     }
 
-    /// The time until there may be something to collapse.
+    /// The time until the next search or piece is due.
     pub fn collapse_in(&self, now: Instant) -> Duration {
         self.collapse.due_in(now)
     }

@@ -1,4 +1,4 @@
-//! Putting anonymous memory where folded pages were discarded.
+//! Mapping anonymous memory where folded pages were discarded.
 
 use super::{Folder, parts_by_page};
 use crate::follow::{Following, Shared};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use wire::Target;
 
 impl Folder {
-    /// Puts anonymous memory where the program has discarded folded pages, as far as these have lost their page table
-    /// entries. From there on, the kernel alone serves it.
+    /// Maps anonymous memory where the program has discarded folded pages, as far as these have lost their page-table
+    /// entries. After that, the kernel handles their faults without the follower.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -25,7 +25,8 @@ impl Folder {
         }
         for (piece, _) in discarded.into_iter().flat_map(|range| pieces(range.start, range.pages, Target::Zero)) {
             let mut table = table::lock();
-            // While this lock is held, the follower answers no touch: a page without an entry stays without one.
+            // While this lock is held, the follower maps no page for a thread that touches one: a page without an entry
+            // stays without one.
             let held = following.hold();
             let mut settled = Vec::new();
             for gone in held.all_discarded().within(piece) {
@@ -44,7 +45,7 @@ impl Folder {
     }
 }
 
-/// See [`Folder::settle_discards`]. Adds to `settled` the pages whose discards need not be remembered any more.
+/// See [`Folder::settle_discards`]. Adds to `settled` the pages whose discards no longer need to be remembered.
 fn settle(
     table: &mut table::Table,
     (following, shared): (&Following, &Shared),
@@ -79,7 +80,7 @@ fn settle(
             }
         }
     }
-    // Discards of other memory need not be remembered: it was unmapped, or is private.
+    // Discards of memory outside mappings of the pool need not be remembered: it was unmapped, or is private.
     settled.append(&mut pooled.missing(gone));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pages that are looked at, or made private, without being folded.
+//! Pages that are examined, copied or made private, without being folded.
 
 use crate::round::{scan, spans};
 use crate::section::{Section, cut};
@@ -8,28 +8,28 @@ use host::Pagemap;
 use page::PageRange;
 use rustix::fd::OwnedFd;
 
-/// Makes pages private that the kernel still takes for shared: a child that shared them is gone, and they were not
-/// written since. This does to them what a write does, if nobody else maps them. The kernel does not copy them then.
-/// They can be folded when they have rested again.
+/// Makes pages exclusive that the kernel still treats as shared, because a child that shared them has ended and they
+/// were not written since. This does what a write does: if nobody else maps them, the kernel does not copy them. They
+/// can be folded when they have rested again.
 pub fn reclaim(pagemap: &Pagemap, range: PageRange) {
     let mut entries = Vec::new();
     let _table = table::lock();
     if pagemap.read(range.start, range.pages, &mut entries).is_ok()
         && entries.iter().all(|e| e.present() && e.exclusive() && !e.file_or_shared())
     {
-        // If it fails, they stay as they are.
+        // If it fails, the pages stay as they are.
         let _ = make_private(range);
     }
 }
 
-/// Finds folded pages that the member has written since: they have become its own, and their slots are released. Where
-/// writes are not noted, it also finds pages that were folded as zeros.
+/// Finds folded pages that the member has written since: they have become private, and their slots are released. If the
+/// kernel does not note writes, it also finds written pages that were folded as zeros.
 ///
 /// # Errors
 /// The kernel refused to look.
 pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
     for range in scan(pagemap, &spans(), Pagemap::private_ranges)? {
-        // A thread of the program's may wait for the lock.
+        // The lock is taken anew for each range, because a thread of the program may wait for it.
         let mut table = table::lock();
         for run in table.slot_runs(range) {
             table.set_broken(PageRange { start: run.start, pages: run.pages.into() });
@@ -41,7 +41,7 @@ pub fn find_broken(pagemap: &Pagemap) -> host::Result<()> {
     find_away(pagemap)
 }
 
-/// Number of pages that count as broken and are not the member's own: they map a pool that nobody serves any more.
+/// Number of pages that count as broken and are not private: they map a pool without a worker.
 ///
 /// # Errors
 /// The kernel refused to look.
@@ -54,7 +54,7 @@ pub fn orphaned_pages(pagemap: &Pagemap) -> host::Result<u64> {
     Ok(pages)
 }
 
-/// As [`find_broken`], for pages that were born folded.
+/// As [`find_broken`], for memory with homes.
 fn find_away(pagemap: &Pagemap) -> host::Result<()> {
     let homes: Vec<PageRange> = {
         let known = table::lock().known(table::everything());
@@ -70,7 +70,8 @@ fn find_away(pagemap: &Pagemap) -> host::Result<()> {
     homes.into_iter().try_for_each(|range| find_returned(pagemap, range))
 }
 
-/// Finds pages that show their homes again, because the program has discarded their private copies past the hooks.
+/// Finds pages that show their homes again, because the program has discarded their private copies in a way that
+/// bypasses the hooks.
 fn find_returned(pagemap: &Pagemap, home: PageRange) -> host::Result<()> {
     let mut entries = Vec::new();
     let broken = table::lock().broken_pages(home);
@@ -90,12 +91,12 @@ fn find_returned(pagemap: &Pagemap, home: PageRange) -> host::Result<()> {
     Ok(())
 }
 
-/// Copies pages into the donation window, in the order asked. Says which of them are there.
+/// Copies pages into the donation window, in the order of `runs`. Returns which of them could be copied.
 pub fn donate(section: &Section, window: &OwnedFd, runs: &[PageRange]) -> Vec<bool> {
     let mut given = Vec::new();
     for run in runs {
         let at = given.len() as u64;
-        // Held, so that the pages still are what the table says when they are read.
+        // The table's lock is held, so that the pages still are what the table says when they are read.
         let table = table::lock();
         let may = |range| table.is_refoldable(range) || table.is_foldable(range) && section.may_touch(range);
         let page = |n| PageRange { start: run.start.add_pages(n), pages: 1 };

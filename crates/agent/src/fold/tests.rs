@@ -31,8 +31,8 @@ fn zeros_that_kernel_maps_already_count_as_folded() {
     assert_eq!(zeroed, [member.run(8, 8)], "the written one is found later");
 }
 
-/// The worker may ask for pages that were there a moment ago. A read of a missing page calls the handler of the program's own
-/// userfaultfd. Here nobody answers, and without the check the read sleeps for ever.
+/// The worker may ask for pages that were there a moment ago. A read of a missing page calls the handler of the
+/// program's own userfaultfd. Here nobody answers, and without the check the read sleeps for ever.
 #[test]
 fn memory_of_programs_own_userfaultfd_is_neither_read_nor_donated() {
     let Some(section) = crate::testing::section() else { return };
@@ -63,7 +63,7 @@ fn memory_of_programs_own_userfaultfd_is_neither_read_nor_donated() {
     table::lock().forget(fresh.range());
 }
 
-/// A device that was opened since may take pages by pins that do not wait.
+/// A device that was opened since the survey may pin pages by calls that do not wait, so no page may be out then.
 #[test]
 fn nothing_is_out_of_reach_once_something_was_opened() {
     if !crate::testing::alone("fold::tests::nothing_is_out_of_reach_once_something_was_opened") {
@@ -142,7 +142,7 @@ fn pieces_after_the_first_are_collapsed_without_silent_prover() {
     let Some(section) = crate::testing::section() else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("prove.sock");
-    // Nobody accepts: the kernel does, as for a process that is stopped.
+    // No process accepts the connection, but the kernel does, as for a process that is stopped.
     let _listener = host::SeqpacketListener::bind(&path, host::Files::Refused).unwrap();
     let mut folder = Folder::new(section, Some(10_000), path).unwrap();
     let members = [0; 2].map(|_| Member::of(MemberMemory::huge_page(Some(true)).unwrap()).not_inherited());
@@ -184,7 +184,7 @@ fn withdrawn_piece_is_one_private_mapping_with_its_contents() {
     assert_eq!([mappings(&member), mappings(&few)], [64, 8]);
     let mut folder = Folder::new(section, Some(10_000), PathBuf::from("/nonexistent")).unwrap();
     let (no_pool, pagemap) = (Pool::default(), Pagemap::open(std::process::id()).unwrap());
-    // Nothing becomes private without memory for it.
+    // Nothing becomes private if there is no memory for it.
     assert!(folder.withdraw((&pagemap, &no_pool), (8, 63), &mut MemberStats::default()));
     assert_eq!([mappings(&member), member.in_pool() as u64], [64, 31]);
     let end = Instant::now() + Duration::from_secs(20);
@@ -216,8 +216,8 @@ fn child_says(member: &Member, page: u64) -> i32 {
     libc::WEXITSTATUS(status)
 }
 
-/// A child is born with a mapping of the pool, in which a page was discarded. Its parent puts anonymous memory there before it
-/// has heard of the birth. The child once got the slot's content back.
+/// A child is forked with a mapping of the pool, in which a page was discarded. Its parent maps anonymous memory there
+/// before it has read the message of the fork. Once, the child got the slot's content back.
 #[test]
 fn discards_are_known_of_children_whose_birth_is_read_late() {
     if !crate::testing::alone("fold::tests::discards_are_known_of_children_whose_birth_is_read_late") {
@@ -236,7 +236,7 @@ fn discards_are_known_of_children_whose_birth_is_read_late() {
         let held = following.hold();
         std::thread::scope(|scope| {
             let says = scope.spawn(|| child_says(member, 1));
-            // Until the birth waits to be read.
+            // Waits until the message of the fork is there to be read.
             let end = Instant::now() + Duration::from_secs(20);
             while following.watch().protect(member.run(0, 4), false) != Err(rustix::io::Errno::AGAIN) {
                 assert!(Instant::now() < end, "nobody forks");

@@ -1,4 +1,4 @@
-//! Making everything private again ([`Unfold`]).
+//! Unfolding: all folded pages of the process get private memory of their own again ([`Unfold`]).
 
 use super::{Folder, parts};
 use crate::home;
@@ -11,15 +11,16 @@ use page::PageRange;
 use rustix::io::Errno;
 use wire::{SlotRun, Target};
 
-/// Runs that are unfolded before the agent looks at other work.
+/// Most pieces that are unfolded before the agent's thread does other work: 256.
 const UNFOLD_AT_ONCE: usize = 256;
 
 impl Folder {
-    /// Unfolds some of the folded pages, at most `room` of them, and takes them from that. Returns whether none is left.
+    /// Unfolds some of the folded pages, at most `room` of them, and subtracts their number from `room`. Returns
+    /// whether no folded page is left.
     ///
     /// # Errors
-    /// Some pages could not be unfolded, though all were tried. Memory or mappings are short, the pages are locked,
-    /// or the program looks after their faults by itself.
+    /// Some pages could not be unfolded, though all were tried: memory or mappings are short, the pages are locked, or
+    /// the program has registered them with a userfaultfd of its own.
     pub fn unfold(&mut self, pagemap: &Pagemap, pool: &Pool, room: &mut u64) -> Result<bool, Errno> {
         if *room == 0 {
             let left = table::lock().counts();
@@ -55,7 +56,7 @@ impl Folder {
         Ok(self.leave_homes(room)? && self.unfold_others(room)?)
     }
 
-    /// The pages that show homes which are not empty.
+    /// Pages that show the content of their homes (see the module `home`), where that is not empty.
     fn at_home(&self) -> Vec<PageRange> {
         let following = self.section.following();
         let all = table::lock().at_home(table::everything());
@@ -66,8 +67,8 @@ impl Folder {
         !self.at_home().is_empty()
     }
 
-    /// Makes pages private that show their homes, at most `room` of them, in the mapping in which they lie. Returns
-    /// whether none is left.
+    /// Gives private memory to pages that show their homes, at most `room` of them, within the program's own mapping.
+    /// Returns whether none is left.
     fn leave_homes(&self, room: &mut u64) -> Result<bool, Errno> {
         let all = self.at_home().into_iter().flat_map(|range| crate::section::cut(range, HUGE_PAGES));
         for (n, range) in all.enumerate() {
@@ -85,8 +86,8 @@ impl Folder {
         Ok(true)
     }
 
-    /// Makes pages private that were folded as zeros, and pages of pools that the worker no longer knows. Pages of the
-    /// member's own count among the latter.
+    /// Gives private memory to pages that were folded as zeros, and to all other pages that lie in mappings of pools,
+    /// also of pools that the worker no longer knows. Returns whether no folded page is left.
     fn unfold_others(&self, room: &mut u64) -> Result<bool, Errno> {
         let to_do = |table: &Table, range| [table.mapped_by_us(range), table.zeroed_pages(range)].concat();
         let all = to_do(&table::lock(), table::everything());

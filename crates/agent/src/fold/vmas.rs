@@ -1,22 +1,22 @@
-//! The mappings of the process, of which folding may spend some.
+//! The number of mappings (VMAs) of the process, of which folding may use up a part.
 
 use crate::cpu_time::cpu_time;
 use rustix::time::ClockId;
 use std::time::{Duration, Instant};
 
-/// Shortest time between two counts of the mappings, and their share of a processor: 10 s, 1/2000. Mappings are also
-/// counted when an upper bound of those made since leaves none to spend.
+/// Shortest time between two counts of the mappings, and the share of a processor's time that counting may take: 10 s,
+/// 1/2000. Mappings are also counted when an upper bound of their number has reached the most that are allowed.
 const COUNT_EVERY: (Duration, u32) = (Duration::from_secs(10), 2000);
-/// Time between two counts in a process in which nothing was folded since the last one: 60 s.
+/// Time after which mappings are counted again, although nothing was folded since the last count: 60 s.
 const RECOUNT: Duration = Duration::from_secs(60);
 
-/// The mappings of this process.
+/// The number of this process's mappings, and their limit.
 pub struct Vmas {
     /// The most that the whole process may have.
     most: u64,
-    /// Whether that follows the kernel's limit.
+    /// Whether `most` is half of the kernel's limit (`vm.max_map_count`), and changes with it.
     follows_kernel: bool,
-    /// Their number at the last count.
+    /// Number of mappings at the last count.
     count: u64,
     runs_since_count: u64,
     count_due: Instant,
@@ -24,7 +24,7 @@ pub struct Vmas {
 }
 
 impl Vmas {
-    /// Counts them. `most`: the most that the whole process may have, if that is not to follow the kernel's limit.
+    /// Counts the mappings. `most`: the most that the whole process may have; `None`: half of the kernel's limit.
     pub fn new(most: Option<u64>, now: Instant) -> Self {
         Self {
             most: most.unwrap_or_else(half_of_all),
@@ -36,7 +36,7 @@ impl Vmas {
         }
     }
 
-    /// Mappings at the last count.
+    /// Number of mappings at the last count.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -46,17 +46,18 @@ impl Vmas {
         self.most
     }
 
-    /// Whether no more may be spent: by the last count, and an upper bound of those that were made since.
+    /// Whether folding may make no more mappings, by the last count and an upper bound of what was made since.
     pub const fn are_spent(&self) -> bool {
         self.count + 2 * self.runs_since_count + 4 >= self.most
     }
 
-    /// Whether they seem to be spent, and many of them are no more than an upper bound.
+    /// Whether [`Vmas::are_spent`] says so only by an upper bound that may be far too high. A new count is worth its
+    /// time then.
     pub const fn are_far_from_known(&self) -> bool {
         self.are_spent() && self.runs_since_count > self.most / 16
     }
 
-    /// Notes that a run was folded to slots.
+    /// Notes that a run was folded to slots, which makes at most two mappings.
     pub const fn note_run(&mut self) {
         self.runs_since_count += 1;
     }
@@ -66,7 +67,7 @@ impl Vmas {
         self.count_due = now;
     }
 
-    /// Counts them anew and reads the kernel's limit again, if it is time for that. Says whether it was.
+    /// Counts the mappings anew and reads the kernel's limit again, if it is time for that. Returns whether it was.
     pub fn count_again(&mut self, now: Instant) -> bool {
         let is_due = now >= self.count_due || self.runs_since_count > 0 && self.are_spent();
         if is_due {
@@ -85,7 +86,7 @@ impl Vmas {
     }
 }
 
-/// Half of the mappings that the kernel allows: the other half stays the program's own.
+/// Half of the mappings that the kernel allows a process: the other half is left to the program.
 fn half_of_all() -> u64 {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     limit.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(65530) / 2
@@ -109,8 +110,8 @@ fn count() -> u64 {
 mod tests {
     use super::*;
 
-    /// By the account alone, a state said that no mappings are left, until they were counted anew: on a busy machine after many
-    /// minutes.
+    /// Once, the member's state said that no mappings are left, by the upper bound alone, until mappings were counted
+    /// anew: on a busy machine after many minutes.
     #[test]
     fn mappings_are_counted_before_none_are_said_to_be_left() {
         let now = Instant::now();

@@ -1,5 +1,6 @@
-//! Making private memory of pieces, whose savings are given up. A process that forks often (`forks`) gets mappings back.
-//! A thread that waits for anonymous memory (`give_way`) goes on.
+//! Replacing pieces that lie in mappings of the pool by private memory, for the sake of something else than memory: a
+//! process that forks often gets rid of mappings (`forks`), and a thread that waits for anonymous memory can go on
+//! (`give_way`).
 
 use super::Folder;
 use crate::give_way;
@@ -13,13 +14,14 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use wire::MemberStats;
 
-/// Time after which the agent looks at other work: 20 ms.
+/// Time after which [`Folder::withdraw`] lets the agent's thread do other work: 20 ms.
 const AT_ONCE: Duration = Duration::from_millis(20);
 
 impl Folder {
-    /// Makes one private mapping of each piece, those with the most mappings first. At most `room` pages become private.
-    /// Ends when folding has at most `most` mappings, when there is no room, or after some time. Says whether it is done:
-    /// there are so few, or no room for more.
+    /// Makes one private mapping of each piece of memory that has mappings of the pool, the piece with the most
+    /// mappings first. Ends when folding has at most `most` mappings, when `room` pages have become private, or after
+    /// [`AT_ONCE`]. Returns whether it is done: few enough mappings are left, or there is no room for more private
+    /// pages.
     pub fn withdraw(&mut self, with: (&Pagemap, &Pool), (most, mut room): (u64, u64), stats: &mut MemberStats) -> bool {
         let begin = Instant::now();
         let mut pieces = table::lock().pieces_in_pool();
@@ -30,7 +32,7 @@ impl Folder {
             && let Some((piece, mappings)) = pieces.pop()
         {
             let Some(left) = room.checked_sub(piece.pages) else { return true };
-            // Where it fails, a page is shared with a child that was just born, or pinned.
+            // This fails if a page is shared with a child that was just forked, or pinned.
             if self.withdraw_piece(with, piece, stats) == Ok(true) {
                 (all, room) = (all - mappings, left);
             }
@@ -40,8 +42,8 @@ impl Folder {
         all <= most
     }
 
-    /// Makes anonymous memory of what lies in mappings of the pool there. A piece that is pinned, shared with a child, or may
-    /// not be folded stays as it is. Ends when nobody waits for the range any more.
+    /// Replaces mappings of the pool in this range by anonymous memory. A piece that is pinned, shared with a child, or
+    /// may not be folded stays as it is. Ends when no thread waits for the range any more.
     pub fn make_anonymous(&mut self, with: (&Pagemap, &Pool), range: PageRange, stats: &mut MemberStats) {
         let parts: Vec<_> = {
             let table = table::lock();

@@ -1,41 +1,41 @@
-//! The map's knowledge of single pages, kept by chunks.
+//! What the map knows about single pages, by chunks.
 
 use page::{Bits, CHUNK_PAGES, PoolSlot};
 
-/// The truth about a page. Exactly one of these holds of each.
+/// What a page is. Exactly one of these holds for each page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact {
-    /// Private anonymous memory, or none.
+    /// Private anonymous memory, or no page at all.
     Private,
-    /// It was folded as zeros, and was not seen written since.
+    /// The page was folded as zeros, and was not seen written since.
     Zeroed,
-    /// It maps this slot.
+    /// The page maps this slot.
     Mapped(PoolSlot),
-    /// Private inside a mapping of the pool.
+    /// The page is private, and lies in a mapping of the pool.
     Broken,
 }
 
 /// The pages of a chunk. Bits of pages that were never enrolled are never set.
 #[derive(Debug)]
 pub struct Chunk {
-    /// Pages that were written when they were last scanned.
+    /// Pages that were found written, or new, by the last scan.
     pub pending: Bits,
-    /// Pages that were written according to the scan that is being taken in; clear between scans.
+    /// Among the pending pages, those that the scan being recorded has found; empty between scans.
     pub fresh: Bits,
     zeroed: Bits,
     broken: Bits,
     mapped: Bits,
     slots: [u32; CHUNK_PAGES as usize],
-    /// Pages at home (see [`AtHome`]); `None` if the chunk has none.
+    /// What is known of pages with homes; `None` if there is nothing to note.
     at_home: Option<Box<AtHome>>,
 }
 
-/// Pages with homes. Few members have any.
+/// What is known of the chunk's pages with homes ([`crate::home`]). Few members have any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtHome {
-    /// Pages that show another slot than their home: a mapping of the pool was placed over the program's own mapping.
+    /// Pages in mappings of the pool that were placed over the program's own mapping.
     pub placed: Bits,
-    /// Pages that the worker counts as being away from their homes.
+    /// Pages of which the worker was told that they do not show their homes.
     pub told_away: Bits,
 }
 
@@ -46,7 +46,7 @@ impl Chunk {
         Box::new(Self { pending: none, fresh: none, zeroed: none, broken: none, mapped: none, slots, at_home: None })
     }
 
-    /// The truth about a page.
+    /// What a page is.
     pub fn fact(&self, page: u64) -> Fact {
         match self.slots.get(page as usize) {
             Some(slot) if self.mapped.has(page) => Fact::Mapped(PoolSlot::from_bits(*slot)),
@@ -56,7 +56,8 @@ impl Chunk {
         }
     }
 
-    /// Notes what these pages are. `Fact::Mapped` names the slot of the first page; each further page maps the next slot.
+    /// Notes what these pages are. `Fact::Mapped` names the slot of the first page; each further page maps the next
+    /// slot.
     pub fn set(&mut self, pages: Bits, fact: Fact) {
         for (bits, is_so) in [
             (&mut self.zeroed, fact == Fact::Zeroed),
@@ -102,7 +103,7 @@ impl Chunk {
         self.at_home.as_ref().map_or(Bits::default(), |at_home| at_home.told_away)
     }
 
-    /// Changes what is known of pages with homes.
+    /// Changes what is known of the chunk's pages with homes.
     pub fn change_at_home(&mut self, change: impl FnOnce(&mut AtHome)) {
         let mut at_home = self.at_home.as_deref().copied().unwrap_or_default();
         change(&mut at_home);
@@ -113,7 +114,7 @@ impl Chunk {
         }
     }
 
-    /// Whether nothing is known of any page.
+    /// Whether there are no notes about any page of the chunk.
     pub fn is_empty(&self) -> bool {
         self.pending.or(self.fresh).or(self.zeroed).or(self.pooled()).is_empty() && self.at_home.is_none()
     }

@@ -1,26 +1,26 @@
-//! Known memory, and what the program said about it: ranges of pages with their traits, as the kernel keeps mappings
-//! with their flags. Neighbouring ranges with equal traits are joined.
+//! The memory that the map knows: ranges of pages with their traits, as the kernel keeps mappings with their flags.
+//! Neighbouring ranges with equal traits are joined.
 
 use page::{HostVirt, PAGE_SHIFT, PageRange, PoolSlot};
 use std::collections::BTreeMap;
 
-/// A reason why pages are not to be folded for the moment. Each reason is taken back by itself.
+/// A reason why pages must not be folded for the moment. Each reason is taken back separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Shut {
     /// The pages are locked into memory.
     Locked = 1,
-    /// The program uses a userfaultfd of its own on them.
+    /// The program has registered the pages with a userfaultfd of its own.
     Yielded = 2,
-    /// They have a property that a mapping of the pool cannot have.
+    /// The pages have a property that a mapping of the pool cannot have.
     Special = 4,
-    /// A thread that touches them is killed.
+    /// A thread that touches the pages gets `SIGSEGV` (`MADV_GUARD_INSTALL`).
     Guarded = 8,
-    /// Forked children find them cleared.
+    /// Forked children find the pages cleared (`MADV_WIPEONFORK`).
     Wiped = 16,
-    /// They have a NUMA policy of their own.
+    /// The pages have a NUMA policy of their own.
     Policy = 32,
-    /// A device holds them, or may.
+    /// A device has the pages pinned, or may have.
     Pinned = 64,
 }
 
@@ -33,33 +33,33 @@ pub struct Advice {
     pub dont_dump: bool,
     /// `MADV_HUGEPAGE` or `MADV_NOHUGEPAGE`
     pub huge: Option<bool>,
-    /// `MADV_MERGEABLE`, where the kernel was told
+    /// `MADV_MERGEABLE`, if the kernel was told.
     pub mergeable: bool,
-    /// Mapped with `MAP_NORESERVE`, where that is known
+    /// Mapped with `MAP_NORESERVE`, if that is known.
     pub no_reserve: bool,
 }
 
-/// Everything that is known about a range.
+/// What is known about a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traits {
-    /// Whether it is enrolled.
+    /// Whether the memory is enrolled.
     pub asked: bool,
-    /// Its protection, as `PROT_` bits. Any other than reading and writing is a reason not to fold.
+    /// Its protection, as `PROT_` bits. It may be folded only while it can be read and written, and not executed.
     pub access: u8,
-    /// Reasons ([`Shut`]) not to fold it for the moment.
+    /// Reasons ([`Shut`]) not to fold the memory for the moment, as bits.
     pub shut: u8,
     /// Advice given about it.
     pub advice: Advice,
-    /// Where its pages have their homes ([`crate::home`]); `None`: it is anonymous memory.
+    /// Where its pages have their homes ([`crate::home`]); `None` for anonymous memory.
     pub home: Option<Home>,
 }
 
-/// The place of memory in a template, as a difference: slot number of a page's home less the page's own number.
+/// Where memory lies in a template, as a difference: the slot number of a page's home minus the page's own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home(u32);
 
 impl Home {
-    /// The place of memory whose page `first` has its home in `slot`.
+    /// Where memory lies in a template, if its page `first` has its home in `slot`.
     pub const fn new(first: u64, slot: PoolSlot) -> Self {
         Self(slot.bits().wrapping_sub(first as u32))
     }
@@ -69,7 +69,7 @@ impl Home {
         PoolSlot::from_bits(self.0.wrapping_add(page as u32))
     }
 
-    /// The place of the same memory after a move from page `from` to page `to`.
+    /// As this, for the same memory after it was moved from page `from` to page `to`.
     pub const fn moved(self, from: u64, to: u64) -> Self {
         Self(self.0.wrapping_add(from as u32).wrapping_sub(to as u32))
     }
@@ -89,13 +89,14 @@ impl Traits {
         self.asked && self.shut == 0 && self.access == READ_WRITE
     }
 
-    /// Whether its private pages may be folded, as far as traits tell. Memory that children inherit may be folded only if they
-    /// are followed.
+    /// Whether private pages of this memory may be folded, as far as its traits tell. Memory that children inherit may
+    /// be folded only if children are followed.
     pub const fn open(self, follows_forks: bool) -> bool {
         self.home.is_none() && self.is_free() && (follows_forks || self.advice.dont_fork)
     }
 
-    /// Whether its broken pages may be folded again. A child is followed without templates.
+    /// Whether broken pages of this memory may be folded again. Children are followed without templates, so they must
+    /// not inherit memory with homes.
     pub const fn open_again(self, follows_forks: bool) -> bool {
         self.is_free() && (follows_forks && self.home.is_none() || self.advice.dont_fork)
     }
@@ -116,7 +117,7 @@ impl Traits {
         self.shut & Shut::Locked as u8 != 0
     }
 
-    /// Whether the program has a userfaultfd of its own on it.
+    /// Whether the program has registered it with a userfaultfd of its own.
     pub const fn is_yielded(self) -> bool {
         self.shut & Shut::Yielded as u8 != 0
     }
@@ -126,13 +127,14 @@ impl Traits {
         self.shut & Shut::Policy as u8 != 0
     }
 
-    /// Advice that anonymous memory in its place must be given.
+    /// Advice that anonymous memory which takes its place must be given.
     pub const fn inherited(self) -> act::Inherit {
         let Advice { dont_fork, dont_dump, huge, .. } = self.advice;
         act::Inherit { dont_fork, dont_dump, huge }
     }
 
-    /// Advice that a mapping of the pool in its place must be given. Its huge pages would be those of the pool's file.
+    /// Advice that a mapping of the pool which takes its place must be given. Advice about huge pages is left out,
+    /// because it would concern the pool's file.
     pub const fn inherited_by_pool(self) -> act::Inherit {
         act::Inherit { huge: None, ..self.inherited() }
     }
@@ -175,7 +177,7 @@ impl Extents {
         }
     }
 
-    /// Gives `first..end` these traits, in place of all that is known of it.
+    /// Gives `first..end` these traits, in place of all that is known of the range.
     pub fn insert(&mut self, first: u64, end: u64, traits: Traits) {
         self.remove(first, end);
         if first < end {
@@ -185,7 +187,7 @@ impl Extents {
         }
     }
 
-    /// Forgets `first..end`. Returns whether anything was known of it.
+    /// Forgets all that is known of `first..end`. Returns whether anything was known.
     pub fn remove(&mut self, first: u64, end: u64) -> bool {
         if !self.touches(first, end) {
             return false;
@@ -198,7 +200,7 @@ impl Extents {
         true
     }
 
-    /// Changes the traits of what is known of `first..end`; unknown ranges stay so. Returns whether anything was known.
+    /// Changes the traits of the known ranges within `first..end`. Returns whether there are any.
     pub fn change(&mut self, first: u64, end: u64, change: impl Fn(&mut Traits)) -> bool {
         if !self.touches(first, end) {
             return false;

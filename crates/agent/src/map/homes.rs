@@ -1,14 +1,15 @@
-//! Memory with homes, in the map. A page that is neither mapped nor broken nor placed shows its home: nothing is noted for it.
+//! The map's part for memory with homes ([`crate::home`]). A page that is neither mapped nor broken nor placed shows
+//! its home: nothing is noted for it.
 
 use super::{Bits, CHUNK_PAGES, Chunk, Home, Map, Traits, keys_or_none, of_chunk, push_range, span};
 use page::{HostVirt, PAGE_SHIFT, PageRange, PoolSlot};
 use std::collections::BTreeMap;
 use wire::SlotRun;
 
-/// Most mappings of files that are remembered before it is known what they are.
+/// Most mappings of files that are remembered until it is known whether they map a template.
 const MOST_FILES: usize = 64;
 
-/// The pages of a range, but for those that `but` picks in each chunk.
+/// The pages of a range, without those that `but` picks in each chunk.
 fn pages_without(
     chunks: &BTreeMap<u64, Box<Chunk>>,
     (first, end): (u64, u64),
@@ -30,7 +31,7 @@ fn pages_without(
     found
 }
 
-/// The pages of a chunk that do not show their homes, if they have some.
+/// The pages of a chunk that do not show their homes, provided that they have homes.
 fn is_elsewhere(chunk: &Chunk) -> Bits {
     chunk.pooled().or(chunk.placed())
 }
@@ -50,7 +51,7 @@ impl Map {
         &self.of_files
     }
 
-    /// Enters memory of which every page shows its home. Returns the homes.
+    /// Notes memory of which every page shows its home. Returns the homes.
     pub fn enter_home(&mut self, range: PageRange, traits: Traits) -> Vec<SlotRun> {
         let (first, end) = span(range);
         self.forget(range);
@@ -61,15 +62,15 @@ impl Map {
         runs
     }
 
-    /// Notes that the program has dropped what it wrote there, so that these pages show their homes.
+    /// Notes that the program has discarded its private copies of these pages, so that they show their homes again.
     pub fn come_back(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
         self.set_placed(range, false);
     }
 
-    /// As [`Map::come_back`], for pages that lie in the program's own mapping. For a hook, after the kernel has
-    /// dropped them.
+    /// As [`Map::come_back`], for those of these pages that lie in the program's own mapping. For a hook, after the
+    /// kernel has discarded them.
     pub fn come_back_unplaced(&mut self, range: PageRange) {
         for part in self.broken_pages(range) {
             let mut placed = page::PageSet::new();
@@ -78,7 +79,7 @@ impl Map {
         }
     }
 
-    /// Whether all pages of a range were placed, or none was; `None` for some of both.
+    /// Whether all pages of a range were placed (`true`), or none was (`false`); `None` if some were.
     pub fn placement(&self, range: PageRange) -> Option<bool> {
         match self.placed_pages(range).iter().map(|part| part.pages).sum::<u64>() {
             0 => Some(false),
@@ -92,7 +93,8 @@ impl Map {
         asked.filter_map(|(first, end, traits)| Some((first, end, traits.home?)))
     }
 
-    /// Memory with homes that the worker is to know of, as runs of slots. It counts all pages as being at home from here on.
+    /// The homes of all memory with homes that is enrolled, as runs of slots. They are for a new worker, which counts
+    /// all these pages as showing their homes until it is told otherwise.
     pub fn home_runs(&mut self) -> Vec<SlotRun> {
         let mut runs = Vec::new();
         self.homes().for_each(|(first, end, home)| cut_runs(&mut runs, first, end, home));
@@ -100,7 +102,7 @@ impl Map {
         runs
     }
 
-    /// Pages that have left their homes, and those that show them again, since the worker was told last.
+    /// Pages that have ceased to show their homes, and pages that show them again, since the worker was last told.
     pub fn take_moves(&mut self) -> [Vec<SlotRun>; 2] {
         let mut moves = [Vec::new(), Vec::new()];
         let Self { extents, chunks, .. } = self;
@@ -120,7 +122,7 @@ impl Map {
         moves
     }
 
-    /// Pages of a range that show their homes, as far as the worker knows of these.
+    /// Pages of a range that show their homes, in memory of which the worker knows.
     pub fn at_home(&self, range: PageRange) -> Vec<PageRange> {
         let (first, end) = span(range);
         let known = self.extents.within(first, end).filter(|(.., traits)| traits.asked && traits.home.is_some());
@@ -137,13 +139,13 @@ impl Map {
         self.homes().map(of_range).sum()
     }
 
-    /// The home of a page.
+    /// The home of a page; `None` if it has none.
     pub fn home(&self, page: u64) -> Option<PoolSlot> {
         let (.., traits) = self.extents.within(page, page + 1).next()?;
         traits.home.map(|home| home.of(page))
     }
 
-    /// Releases the homes of all pages of `first..end`, as far as the worker takes them for shown.
+    /// Releases the homes of the pages of `first..end` that the worker counts as showing them.
     pub(super) fn leave_homes(&mut self, first: u64, end: u64) {
         let Self { extents, chunks, released, .. } = self;
         for (start, stop, traits) in extents.within(first, end).filter(|(.., traits)| traits.asked) {
@@ -158,19 +160,20 @@ impl Map {
         }
     }
 
-    /// Notes that these pages show their homes, by a fold. Slots that they mapped are released.
+    /// Notes that these pages show their homes again because they were folded to them. Slots that they mapped are
+    /// released.
     pub fn set_home(&mut self, range: PageRange) {
         let (first, end) = span(range);
         self.leave_pool(first, end, true);
         self.set_placed(range, false);
         self.each_known(first, end, |key, chunk| {
-            // The outcome of the fold tells the worker.
+            // The worker learns this from the outcome of the fold.
             let back = of_chunk(key, first, end);
             chunk.change_at_home(|at_home| at_home.told_away = at_home.told_away.without(back));
         });
     }
 
-    /// Notes whether a mapping of other slots was placed over these pages, which have homes.
+    /// Notes whether slots other than their homes were placed over these pages with homes.
     pub(super) fn set_placed(&mut self, range: PageRange, is_placed: bool) {
         let (first, end) = span(range);
         self.each_known(first, end, |key, chunk| {
@@ -181,12 +184,12 @@ impl Map {
         });
     }
 
-    /// Pages of the range with homes over which a mapping of other slots was placed.
+    /// Pages of the range with homes, over which other slots were placed.
     pub fn placed_pages(&self, range: PageRange) -> Vec<PageRange> {
         self.select(range, |_, chunk| chunk.placed())
     }
 
-    /// Pages of the range that lie in mappings which the agent has made.
+    /// Pages of the range that lie in mappings of the pool which the agent has made.
     pub fn mapped_by_us(&self, range: PageRange) -> Vec<PageRange> {
         let (first, end) = span(range);
         let mut found = Vec::new();
@@ -201,7 +204,7 @@ impl Map {
         found
     }
 
-    /// Forgets homes in segments for which `of` holds: these are not the present worker's any more.
+    /// Stops using homes in segments for which `of` holds: these segments are not the present worker's.
     pub fn lose_homes(&mut self, of: impl Fn(u8) -> bool) {
         let lost: Vec<_> = self.homes().filter(|(first, _, home)| of(home.of(*first).segment())).collect();
         for (first, end, _) in lost {
@@ -210,7 +213,7 @@ impl Map {
     }
 }
 
-/// Appends the homes of `first..end`, in runs of which none has more pages than one may.
+/// Appends the homes of `first..end`, cut into runs of at most 65,535 pages.
 fn cut_runs(runs: &mut Vec<SlotRun>, first: u64, end: u64, home: Home) {
     let mut at = first;
     while at < end {
@@ -228,7 +231,7 @@ mod tests {
     use super::*;
 
     const FIRST: u64 = 0x7000_0000;
-    /// Pages: more than one run may have, and no whole number of chunks.
+    /// Number of pages: more than one run may have, and not a whole number of chunks.
     const PAGES: u64 = 70_000;
 
     fn at(first: u64, count: u64) -> PageRange {
@@ -239,7 +242,7 @@ mod tests {
         PoolSlot::new(PoolSlot::FIRST_TEMPLATE, page as u32).unwrap()
     }
 
-    /// A member that was born folded, and whose worker knows that.
+    /// The map of a member with homes of which the worker knows.
     fn born() -> Map {
         let mut map = Map::new();
         let traits = Traits { home: Some(Home::new(FIRST, slot(0))), ..Traits::default() };
@@ -284,7 +287,7 @@ mod tests {
         map.set_folded(SlotRun { start: at(11, 1).start, slot: PoolSlot::new(3, 9).unwrap(), pages: 1 });
         assert_eq!((moves(&mut map), map.placement(at(11, 1))), ([vec![], vec![]], Some(true)));
         assert_eq!((map.placement(at(10, 1)), map.placement(at(10, 2))), (Some(false), None));
-        // The worker of a new connection hears of all.
+        // The worker of a new connection is told of all homes.
         assert_eq!(map.home_runs().iter().map(|run| u64::from(run.pages)).sum::<u64>(), PAGES);
         assert_eq!(moves(&mut map), [vec![(10, 2), (13, 1)], vec![]]);
         map.come_back(at(11, 1));
@@ -304,7 +307,7 @@ mod tests {
         map.forget(at(28, 8));
         assert_eq!(told(&map.take_released(9)), [(28, 2), (32, 4)]);
         assert_eq!((moves(&mut map), map.counts().at_home), ([vec![], vec![]], PAGES - 8));
-        // Memory that was left does not come back.
+        // Memory with homes that was excluded from folding cannot be enrolled again.
         map.unask(at(0, 20));
         assert_eq!(told(&map.take_released(9)), [(0, 20)]);
         map.ask(at(0, 20));

@@ -19,12 +19,13 @@ impl Map {
         }
     }
 
-    /// A number that changes with everything that the program does to known memory.
+    /// A number that changes whenever the program changes something about memory that the map knows.
     pub const fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Replaces `ranges` by all pages that may be folded and are not, in order. Zeroed pages are among them.
+    /// Replaces the content of `ranges` by all pages that may be folded and do not lie in mappings of the pool, in
+    /// order. Pages that were folded as zeros are among them.
     pub fn foldable(&self, ranges: &mut Vec<PageRange>) {
         ranges.clear();
         for (first, end, _) in self.extents.all().filter(|(.., traits)| traits.open(self.follows_forks)) {
@@ -45,7 +46,7 @@ impl Map {
         }
     }
 
-    /// Whether every page of the range may be folded and is not.
+    /// Whether every page of the range may be folded, and none lies in a mapping of the pool.
     pub fn is_foldable(&self, range: PageRange) -> bool {
         let (first, end) = span(range);
         if first >= end {
@@ -57,7 +58,8 @@ impl Map {
         open == range.pages && !self.chunks.range(keys(first, end)).any(|(key, chunk)| pooled(*key, chunk))
     }
 
-    /// All broken pages that may be folded again in place (`refold`), in order, as far as `admit` lets them.
+    /// All broken pages that may be folded again in place (`refold`), in order. `admit` picks among those of each
+    /// chunk.
     pub fn refoldable(&self, admit: impl Fn(u64, Bits) -> Bits) -> Vec<PageRange> {
         let open = self.extents.all().filter(|(.., traits)| traits.open_again(self.follows_forks));
         open.flat_map(|(first, end, _)| self.select(super::pages(first, end), |key, chunk| admit(key, chunk.broken())))
@@ -77,8 +79,9 @@ impl Map {
         open == range.pages && broken == range.pages
     }
 
-    /// For each page of the range, why it is not to be folded; [`Why::Other`] where it is. Of these pages of a chunk, `admit`
-    /// says which are not to be left alone, and which are worth folding.
+    /// For each page of the range, why it is not folded; [`Why::Other`] if the reason is none that the map knows.
+    /// `admit` returns, for pages of a chunk, which of them are not left alone after short-lived folds, and which are
+    /// worth folding.
     pub fn why(&self, range: PageRange, admit: impl Fn(u64, Bits) -> (Bits, Bits)) -> Vec<Why> {
         let (mut reasons, unknown) = (Vec::new(), Chunk::new());
         for (key, pages) in chunks(range) {
@@ -98,17 +101,17 @@ impl Map {
         reasons
     }
 
-    /// Whether anything is known of single pages of this chunk.
+    /// Whether there are notes about single pages of this chunk.
     pub fn knows_chunk(&self, key: u64) -> bool {
         self.chunks.contains_key(&key)
     }
 
-    /// Whether the range lies in mappings of the pool, at least in part, and nothing of it is folded any more.
+    /// Whether at least a part of the range lies in mappings of the pool, and no page of it is folded any more.
     pub fn is_only_broken(&self, range: PageRange) -> bool {
         self.slot_runs(range).is_empty() && self.zeroed_pages(range).is_empty() && !self.broken_pages(range).is_empty()
     }
 
-    /// The traits of a range, if they are the same for all of it.
+    /// The traits of a range; `None` if they are not the same for all of it.
     pub fn traits(&self, range: PageRange) -> Option<Traits> {
         let (first, end) = span(range);
         let mut parts = self.extents.within(first, end);
@@ -123,18 +126,18 @@ impl Map {
         self.extents.within(first, end).map(|(a, b, traits)| (super::pages(a, b), traits)).collect()
     }
 
-    /// How many pages from a range's beginning on have the same traits.
+    /// Number of pages, from the first of a range on, that have the same traits.
     pub fn alike(&self, range: PageRange) -> u64 {
         self.known(range).first().map_or(range.pages, |(part, _)| part.end().page() - range.start.page())
     }
 
-    /// The traits of a range, if they are the same for all of it and let it be folded.
+    /// The traits of a range, if they are the same for all of it and allow folding; `None` otherwise.
     pub fn open_traits(&self, range: PageRange) -> Option<Traits> {
         self.traits(range).filter(|traits| traits.open(self.follows_forks))
     }
 
-    /// Numbers of pages: those that may be folded as far as traits tell, and those that may not for one reason only.
-    /// The reason is that children inherit them and would not be followed.
+    /// Two numbers of pages: those that may be folded as far as their traits tell, and those that could be if forked
+    /// children were followed.
     pub fn open_and_unfollowed(&self) -> (u64, u64) {
         let pages = |(first, end, _): (u64, u64, Traits)| end - first;
         let all: u64 = self.extents.all().filter(|(.., traits)| traits.open_again(true)).map(pages).sum();
@@ -185,18 +188,19 @@ impl Map {
         self.select(range, |_, chunk| chunk.zeroed())
     }
 
-    /// Pages of the range that were written when they were last scanned.
+    /// Pages of the range that are pending: they were found written, or new, when they were last scanned.
     pub fn pending_pages(&self, range: PageRange) -> Vec<PageRange> {
         self.select(range, |_, chunk| chunk.pending)
     }
 
-    /// Mappings that folding has made of the range: those of the pool, and what they cut off.
+    /// Estimates how many mappings (VMAs) folding has made of the range: the mappings of the pool, and the parts of
+    /// memory between them.
     pub fn mappings(&self, range: PageRange) -> u64 {
         (self.pooled_pages(range).len() + self.slot_runs(range).len()) as u64
     }
 
-    /// Pieces of one kind throughout that may be folded and have mappings of the pool, each with its
-    /// [mappings](Self::mappings), in order. No piece reaches beyond two aligned megabytes.
+    /// All memory with mappings of the pool that may be folded, in pieces with uniform traits, each with its number of
+    /// [mappings](Self::mappings), in order. No piece extends beyond a chunk.
     pub fn pieces_in_pool(&self) -> Vec<(PageRange, u64)> {
         let in_pool = self.chunks.iter().filter(|(_, chunk)| !chunk.pooled().is_empty());
         let parts = in_pool.flat_map(|(key, _)| self.extents.within(key * CHUNK_PAGES, (key + 1) * CHUNK_PAGES));

@@ -208,7 +208,7 @@ impl Model {
     }
 }
 
-/// Whether the step is one that may happen: the agent does its part only to known memory.
+/// Whether the step may happen: the agent does its part only to memory that the map knows.
 fn may_apply(model: &Model, step: &Step) -> bool {
     let known = |a: u64, n: u64| model.pages[a as usize..(a + n) as usize].iter().all(|page| page.traits.is_some());
     match *step {

@@ -1,12 +1,13 @@
-//! Facts about the process's open files for which the kernel has system calls of their own.
+//! Facts about the process's open files that the kernel tells only by system calls.
 //!
-//! An agent that was put into a running process does not make these calls. Default filters of containers forbid them
-//! (`kcmp`, `pidfd_getfd`, `statmount`). `pagefold-attach` makes them in its place. No answer is a reason not to fold.
+//! In a running process to which the agent was attached, `pagefold-attach` makes these calls in the agent's place:
+//! default filters of containers forbid them (`kcmp`, `pidfd_getfd`, `statmount`). If there is no answer, nothing is
+//! folded.
 
 use crate::world;
 use wire::attach::{ASKED_MOST, Question, Socket};
 
-/// The calls, as an agent with hooks makes them.
+/// The calls, as the agent makes them in a process with hooks.
 mod own {
     use crate::references::tables;
     use crate::{arena, raw};
@@ -20,7 +21,7 @@ mod own {
     const FILES: usize = 2;
     /// `PIDFD_THREAD`, from Linux 6.9 on.
     const THREAD: usize = libc::O_EXCL as usize;
-    /// Reason against sockets of a thread with a table of its own, on older kernels.
+    /// The reason, on older kernels, when sockets are in the own table of a thread.
     const OWN_TABLE: &str = "a thread has open files of its own, or the first thread has ended, and Linux 6.9 or newer is needed to look at its sockets";
 
     pub fn tables() -> Option<Vec<usize>> {
@@ -42,7 +43,7 @@ mod own {
         let look = |number: &usize| match borrow(thread, *number) {
             Ok(file) => Ok(match SocketKind::of(file) {
                 Ok(SocketKind { family, transformed }) => Socket::Open { family: family.into(), transformed },
-                // The descriptor is another file's by now.
+                // The descriptor has been given to another file by now.
                 Err(Errno::NOTSOCK) => Socket::Closed,
                 Err(_) => Socket::Unknown,
             }),
@@ -53,9 +54,10 @@ mod own {
         numbers.iter().map(look).collect()
     }
 
-    /// Borrows a socket. The error is the kernel's error number.
+    /// Duplicates a socket's descriptor. The error is the kernel's error number.
     ///
-    /// Only for files whose closing asks nobody, as that of sockets: the borrowed descriptor has to be closed.
+    /// Only for sockets: the duplicate has to be closed, and closing a file may ask its file system, which sockets do
+    /// not have.
     fn borrow(thread: usize, number: usize) -> Result<OwnedFd, Option<i32>> {
         let flags = if thread == std::process::id() as usize { 0 } else { THREAD };
         // SAFETY: names a thread of this process.
@@ -74,8 +76,8 @@ mod own {
     }
 }
 
-/// One thread of each table of open files, but for the agent's table, and threads that have just ended; `None` if that cannot
-/// be known.
+/// One thread for each table of open files, without the agent's table and without threads that have just ended; `None`
+/// if the tables cannot be found out.
 pub fn tables() -> Option<Vec<usize>> {
     if world::is_hooked() {
         return own::tables();
@@ -84,7 +86,8 @@ pub fn tables() -> Option<Vec<usize>> {
     told.into_iter().map(|thread| usize::try_from(thread).ok()).collect()
 }
 
-/// Kinds of sockets, by their descriptors in a thread's table. The error is the reason why that cannot be known.
+/// The kinds of sockets, by their descriptors in a thread's table. The error is the reason why they cannot be found
+/// out.
 pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
     if world::is_hooked() {
         return own::sockets(thread, numbers);
@@ -99,7 +102,8 @@ pub fn sockets(thread: usize, numbers: &[usize]) -> Result<Vec<Socket>, &'static
     Ok(all)
 }
 
-/// The file system of a mount that this process sees, by the mount's unique number.
+/// The type of the file system (`f_type`) of a mount that this process sees, by the mount's unique number; `None` if it
+/// cannot be found out.
 pub fn file_system(mount: u64) -> Option<u32> {
     if world::is_hooked() {
         return host::filesystem_of_mount(mount);

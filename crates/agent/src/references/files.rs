@@ -1,11 +1,12 @@
-//! A survey of all open files of the process, made by the agent's thread, whose own table of descriptors is another.
+//! A survey of all open files of the process. It is made by the agent's thread, which has another table of descriptors.
 //!
-//! Files are found in the tables of all threads ([`tables`]), and among those that are registered with a ring ([`rings`]).
-//! A file of which this cannot be told counts as a reason.
+//! Files are found in the tables of all threads ([`tables`]), and among those that are registered with an `io_uring`
+//! ([`rings`]). A file about which the kernel does not tell enough counts as a reason not to fold.
 //!
-//! The survey asks the kernel and no file system. One that does not answer would keep waiting the agent's thread, and
-//! the end of the process. The exception is told in [`mounts`]. So files are looked at by their paths under `/proc`. To close
-//! a borrowed descriptor would tell their file systems. Sockets have none, and are borrowed for a moment ([`facts`]).
+//! The survey asks the kernel, and no file system. A file system that does not answer would hold up the agent's thread,
+//! and the end of the process. [`mounts`] has the one exception. So files are examined by their paths under `/proc`: a
+//! duplicated descriptor would have to be closed, of which the file system is told. Sockets have no file system, so
+//! their descriptors are duplicated for a moment ([`facts`]).
 //!
 //! The survey does not see rings that have no descriptor. Neither does it see the tables of other processes that share
 //! this one's memory, such as a child of `vfork` before it executes a program.
@@ -23,26 +24,28 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use wire::attach::Socket;
 
-/// Number of attempts at a survey during which threads end.
+/// Most attempts at a survey, if threads end while it is made.
 const SURVEYS: u32 = 8;
-/// Number of attempts at a file that is closed and opened anew, and at the text about a ring that is in use.
+/// Most attempts to examine a descriptor that is given to other files meanwhile, and to read the kernel's text about a
+/// ring that is in use.
 const LOOKS: u32 = 200;
 
-/// The kernel's name of a ring.
+/// The kernel's name of an `io_uring`.
 const RING: &str = "anon_inode:[io_uring]";
-/// Reason where tables cannot be known.
+/// The reason if the tables of open files cannot be found out.
 const TABLES: &str = "its tables of open files cannot be told apart";
 
 /// A reason, and how long it holds.
 type Found = (Reason, Holds);
 
-/// The reason against the least trusted open file, if any is not trusted, and how long that holds.
+/// The reason against the open file that is trusted least, and how long it holds; `None` if all are trusted.
 pub fn worst() -> Option<Found> {
     for _ in 0..SURVEYS {
         let Some(tables) = tables::all() else { return unseen(TABLES) };
         let found: Vec<Found> = tables.iter().filter_map(|table| worst_of(*table)).collect();
-        // The files of a thread that ends are not listed any more, but another thread may have the same table. While threads
-        // end, the kernel's list of threads may lack some: it is right if a second one leads to the same tables.
+        // When a thread ends, its list of files becomes empty, but another thread may have the same table. And while
+        // threads end, the kernel's list of threads may lack some. So the result counts only if a second list of
+        // threads leads to the same tables.
         let Some(again) = tables::all() else { return unseen(TABLES) };
         if again == tables && !tables.iter().any(|table| table.has_ended()) {
             return found.into_iter().max_by_key(|(_, holds)| *holds);
@@ -67,10 +70,11 @@ fn worst_of(table: Table) -> Option<Found> {
     found.into_iter().chain(judge_sockets(table, &sockets)).max_by_key(|(_, holds)| *holds)
 }
 
-/// The descriptor number stands for another file by now.
+/// The descriptor number stands for another file than before.
 struct Changed;
 
-/// The reason against a file, if there is one. Sockets are judged later.
+/// The reason against a file; `None` if there is none. The numbers of sockets are added to `sockets`, to be judged
+/// afterwards.
 fn look_at(table: Table, number: usize, sockets: &mut Vec<usize>) -> Option<Found> {
     let look = |_| look_once(table, number, sockets).ok();
     (0..LOOKS).find_map(look).unwrap_or_else(|| unseen("a descriptor is another file's all the time"))
@@ -83,14 +87,14 @@ fn look_once(table: Table, number: usize, sockets: &mut Vec<usize>) -> Result<Op
         || said(format!("descriptor {number} ({}) cannot be asked what it is", link().display()), Holds::While);
     let seen = match look(libc::AT_FDCWD, &path) {
         Ok(look) => look,
-        // Closed meanwhile; or the thread has ended, and the caller finds that.
+        // The file was closed meanwhile. Or the thread has ended, which the caller finds out.
         Err(Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
         Err(_) => return Ok(unknown()),
     };
     let filesystem = seen.needs_filesystem().then(|| mounts::filesystem(seen, &path)).flatten();
     let name = filesystem_name(filesystem.unwrap_or(0));
     let judged = judge_open(table, number, |flags| seen.facts(filesystem, flags));
-    // The flags, or the file system, may be those of a file that was opened since.
+    // The flags, or the file system, may belong to a file that has got this descriptor number since.
     let is_mixed = matches!(judged, Ok(Verdict::ByFilesystem | Verdict::PlainReads | Verdict::DirectReads));
     if is_mixed && look(libc::AT_FDCWD, &path) != Ok(seen) {
         return Err(Changed);
@@ -122,19 +126,20 @@ fn look_once(table: Table, number: usize, sockets: &mut Vec<usize>) -> Result<Op
     })
 }
 
-/// The reason against a device that is not known.
+/// The reason against a device; `None` if the device is known.
 fn judge_device((major, minor): (u32, u32), link: impl Fn() -> PathBuf) -> Option<Found> {
     let device = fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok();
     if is_known_device((major, minor), device.as_deref().and_then(Path::to_str)) {
         return None;
     }
-    // The kernel forgets the name of a device that was taken out. Where it tells no names at all, nothing is known.
+    // The kernel forgets the name of a device that was removed. If it tells no names at all, nothing is known about the
+    // device.
     let is_out = device.is_none() && Path::new("/sys/dev/char").exists();
     let holds = if is_out { Holds::While } else { Holds::ForEver };
     said(format!("device {} ({major}:{minor}) is open", link().display()), holds)
 }
 
-/// The kernel's name of the file that a path leads to, if it is still the file of this look.
+/// The kernel's name of the file that a path leads to, if this is still the file that was examined before.
 fn link_of(path: &CStr, before: Look) -> Result<Result<PathBuf, Errno>, Changed> {
     let file = match look::keep(path) {
         Ok((file, look)) if look == before => file,
@@ -147,15 +152,15 @@ fn link_of(path: &CStr, before: Look) -> Result<Result<PathBuf, Errno>, Changed>
 
 /// Judges a file with the flags that it is open with.
 fn judge_open(table: Table, number: usize, facts: impl Fn(i32) -> Facts) -> io::Result<Verdict> {
-    // Flags take a while to find out. Often they do not matter.
+    // The flags take time to find out, and often do not matter.
     match judge(facts(libc::O_RDWR | libc::O_DIRECT), distrusted()) {
         verdict @ (Verdict::Harmless | Verdict::ByName | Verdict::BySocket) => Ok(verdict),
         _ => Ok(judge(facts(table.flags(number)?), distrusted())),
     }
 }
 
-/// The reason against files that are registered with a ring. Nothing says how they were opened, so they are taken to be
-/// open for direct reads.
+/// The reason against files that are registered with an `io_uring`. The kernel does not say how they were opened, so
+/// they are taken to be open for direct reads.
 fn registered_files(table: Table, number: usize) -> Result<Option<Found>, Changed> {
     for _ in 0..LOOKS {
         let text = table.text(number).unwrap_or_default();
@@ -171,8 +176,8 @@ fn registered_files(table: Table, number: usize) -> Result<Option<Found>, Change
     Ok(said("an io_uring is open that does not tell which files are registered with it".into(), Holds::While))
 }
 
-/// Whether a registered file of this name is known not to write memory without pinning it. Of sockets, the kernel does
-/// not say of which family they are.
+/// Whether a registered file of this name is known not to write memory without pinning it. For sockets this is not
+/// known: the kernel does not tell their family here.
 fn is_known_file(name: &str) -> bool {
     match look::named(name) {
         Some(facts) if name.starts_with('/') => judge(facts, distrusted()) == Verdict::Harmless,
@@ -180,9 +185,9 @@ fn is_known_file(name: &str) -> bool {
     }
 }
 
-/// The reason against a virtual machine that may run machines of its own. A nested hypervisor gives its processor pages
-/// to write (`nested_get_vmcs12_pages`). KVM held these by plain references before Linux 6.13 (2bcb52a3602b, "KVM: Pin
-/// (as in FOLL_PIN) pages during kvm_vcpu_map()").
+/// The reason against a virtual machine in which nested virtual machines may run. A nested hypervisor gives the
+/// processor pages to write (`nested_get_vmcs12_pages`). Before Linux 6.13, KVM held these pages by plain references
+/// (2bcb52a3602b, "KVM: Pin (as in FOLL_PIN) pages during kvm_vcpu_map()").
 fn judge_kvm() -> Option<Found> {
     let nested = ["kvm_intel", "kvm_amd"].iter().any(|module| {
         let value = fs::read_to_string(format!("/sys/module/{module}/parameters/nested")).unwrap_or_default();
@@ -194,7 +199,7 @@ fn judge_kvm() -> Option<Found> {
         .then(|| (Reason(text.into()), Holds::While))
 }
 
-/// Whether a kernel's release is of this version or a later one.
+/// Whether a kernel release is this version or a later one.
 fn is_at_least(release: &str, version: (u32, u32)) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= version
@@ -213,7 +218,7 @@ fn judge_sockets(table: Table, numbers: &[usize]) -> Option<Found> {
 fn judge_socket(socket: Socket) -> Option<Found> {
     let said = |what: String| said(what, Holds::ForEver);
     match socket {
-        // Or the thread has ended, and the caller finds that.
+        // This also happens if the thread has ended, which the caller finds out.
         Socket::Closed => None,
         Socket::Unknown => unseen("a socket cannot be looked at"),
         Socket::Open { family, .. } if !is_known_family(family.cast_signed()) => {

@@ -13,9 +13,9 @@
 //!
 //! *Copies* means: the processor writes the data through the page tables, as the program itself would.
 //!
-//! Everything else is not known, and a member that has it open is not folded. NFS took plain references for direct
-//! reads for years (`iov_iter_get_pages_alloc2` in `fs/nfs/direct.c`), and so did 9p, ceph, cifs and fuse. These may
-//! read directly even where nobody asked for it (mounted without a cache, `FOPEN_DIRECT_IO`).
+//! All other files are unknown, and a member that has one open is not folded. For years, NFS took plain references for
+//! direct reads (`iov_iter_get_pages_alloc2` in `fs/nfs/direct.c`), and so did 9p, ceph, cifs and fuse. These file
+//! systems may read directly even if the program did not ask for it (mounted without a cache, `FOPEN_DIRECT_IO`).
 
 /// Facts about an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,13 +43,13 @@ pub enum Verdict {
     BySocket,
     /// Depends on the filesystem, which is not known.
     ByFilesystem,
-    /// Not known for reads of this kind; a reason as long as the file is open.
+    /// The file's reads are not known to copy. This is a reason not to fold as long as the file is open.
     PlainReads,
-    /// Not known, and its reads may outlive its descriptor.
+    /// The file's direct reads are not known to pin, and may go on after its descriptor was closed.
     DirectReads,
 }
 
-/// Filesystems whose direct reads (`O_DIRECT`) pin, and whose other reads copy.
+/// Filesystems whose direct reads (`O_DIRECT`) pin, and whose other reads copy, with their `f_type`.
 const PINNING: [(&str, u32); 4] =
     [("ext4", 0xEF53), ("xfs", 0x5846_5342), ("btrfs", 0x9123_683E), ("f2fs", 0xF2F5_2010)];
 /// Filesystems whose reads copy; it is not known whether direct reads pin.
@@ -88,7 +88,7 @@ const MEMORY: [(&str, u32); 21] = [
     ("secretmem", 0x5345_434D),
     ("pstore", 0x6165_676C),
 ];
-/// Other filesystems that messages call by name.
+/// Other filesystems that messages call by their names.
 const NAMES: [(&str, u32); 7] = [
     ("9p", 0x0102_1997),
     ("ceph", 0x00C3_6400),
@@ -101,7 +101,7 @@ const NAMES: [(&str, u32); 7] = [
 /// `f_type` of the filesystem of anonymous inodes.
 const ANONYMOUS_INODES: u32 = 0x0904_1934;
 
-/// Filesystems that the operator does not trust to pin, by the bits of their places in [`PINNING`].
+/// Filesystems that the operator does not trust to pin: bit `n` stands for element `n` of [`PINNING`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distrusted(pub u32);
 
@@ -118,8 +118,8 @@ impl Distrusted {
         place.is_some_and(|place| self.0 >> place & 1 == 1)
     }
 
-    /// Whether any filesystem is distrusted. Then block devices are, too: they lie below those filesystems, and the
-    /// same code reads them.
+    /// Whether any filesystem is distrusted. Then block devices are distrusted, too: these filesystems lie on them, and
+    /// the kernel reads them by the same code.
     fn any(self) -> bool {
         self.0 != 0
     }
@@ -150,9 +150,10 @@ pub fn judge(file: Facts, distrusted: Distrusted) -> Verdict {
         libc::S_IFDIR | libc::S_IFIFO | libc::S_IFLNK => Verdict::Harmless,
         libc::S_IFSOCK => Verdict::BySocket,
         libc::S_IFCHR => Verdict::ByDevice,
-        // The kernel shows no type of most anonymous inodes.
+        // The kernel shows no file type for most anonymous inodes.
         0 => Verdict::ByName,
-        // Writing to a file reads memory. A page that is read through a plain reference may be folded.
+        // Writing to a file only reads memory. It does no harm if a page is folded that is read through a plain
+        // reference.
         _ if only_written && file.filesystem != Some(ANONYMOUS_INODES) => Verdict::Harmless,
         libc::S_IFBLK if direct && distrusted.any() => Verdict::DirectReads,
         libc::S_IFBLK => Verdict::Harmless,

@@ -1,5 +1,5 @@
-//! A look at a file that asks the kernel alone (`statx` with `AT_STATX_DONT_SYNC`), and not the file's file system. 9p asks
-//! its server all the same.
+//! Examines a file by asking only the kernel (`statx` with `AT_STATX_DONT_SYNC`), and not the file's file system. 9p
+//! asks its server all the same.
 
 use super::judge::Facts;
 use super::mounts;
@@ -9,35 +9,36 @@ use rustix::io::Errno;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on: the number of the mount is asked for, and nothing of the file system's.
+/// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on: asks for the number of the mount, and for nothing that the file system
+/// would have to tell.
 const UNIQUE_MOUNT: u32 = 1 << 14;
-/// Number of attempts to find a path while others rename files.
+/// Most attempts to find a path while files are renamed.
 const ATTEMPTS: usize = 100;
 
-/// The kernel's knowledge of a file.
+/// What the kernel knows of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     mode: u32,
     /// Major and minor number of the device, for device files.
     pub device: (u32, u32),
-    /// Number of its mount; 0 if the kernel does not tell.
+    /// Number of the file's mount; 0 if the kernel does not tell.
     pub mount: u64,
 }
 
 impl Look {
-    /// Whether the file's system has to be known to judge it.
+    /// Whether the file can be judged only if its file system is known.
     pub const fn needs_filesystem(self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFREG
     }
 
-    /// Facts about the file, if it is on this filesystem and open with these flags.
+    /// Facts about the file if it is on this filesystem and was opened with these flags.
     pub const fn facts(self, filesystem: Option<u32>, flags: i32) -> Facts {
         Facts { mode: self.mode, device: self.device, filesystem, flags }
     }
 }
 
-/// Looks at the file that a path leads to; `dir` is the file itself if the path is empty. The error is the kernel's error
-/// number. Allocates nothing, because hooks call it too.
+/// Examines the file that a path leads to. If the path is empty, `dir` is the file itself. The error is the kernel's
+/// error number. Allocates nothing, because hooks call it, too.
 pub fn look(dir: i32, path: &CStr) -> Result<Look, Option<i32>> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
@@ -50,13 +51,13 @@ pub fn look(dir: i32, path: &CStr) -> Result<Look, Option<i32>> {
     }
     // SAFETY: filled, and all-zero before.
     let found = unsafe { found.assume_init() };
-    // Of a file that this user may not look at, FUSE says nothing. It counts as a plain file.
+    // For a file that this user may not examine, FUSE tells nothing. It counts as a plain file.
     let mode = if found.stx_mask & libc::STATX_TYPE == 0 { libc::S_IFREG } else { found.stx_mode.into() };
     let mount = if found.stx_mask & UNIQUE_MOUNT == 0 { 0 } else { found.stx_mnt_id };
     Ok(Look { mode, device: (found.stx_rdev_major, found.stx_rdev_minor), mount })
 }
 
-/// Opens (`O_PATH`) and looks at the file that a path leads to. The descriptor stays with this file even if the path
+/// Opens (`O_PATH`) and examines the file that a path leads to. The descriptor stays with this file even if the path
 /// later leads to another one. Closing it asks no file system.
 pub fn keep(path: &CStr) -> Result<(OwnedFd, Look), Errno> {
     let file = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -64,8 +65,8 @@ pub fn keep(path: &CStr) -> Result<(OwnedFd, Look), Errno> {
     Ok((file, look))
 }
 
-/// Facts about a file that was opened, and the number of its mount. `None` if it has been closed meanwhile. A file that the
-/// kernel does not tell of counts as a plain file on a mount that is not known. For hooks: allocates nothing.
+/// Facts about a file that was just opened, and the number of its mount. `None` if it has been closed meanwhile. A file
+/// about which the kernel tells nothing counts as a plain file on an unknown mount. For hooks: allocates nothing.
 pub fn opened(file: i32) -> Option<(Facts, u64)> {
     let look = match look(file, c"") {
         Ok(look) => look,
@@ -78,8 +79,9 @@ pub fn opened(file: i32) -> Option<(Facts, u64)> {
     raw::error(flags).is_none().then(|| (look.facts(filesystem, flags as i32), look.mount))
 }
 
-/// Facts about the file that has this name, as if it were open for direct reads. The names of a file that is open are
-/// known to the kernel, which need ask nobody for them.
+/// Facts about the file of this name, as if it were open for direct reads; `None` if it is not found. The path is
+/// looked up in the kernel's cache alone (`RESOLVE_CACHED`), which has the names of open files, so no file system is
+/// asked.
 pub fn named(path: &str) -> Option<Facts> {
     let name = CString::new(path).ok()?;
     let (flags, resolve) = (OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::CACHED);

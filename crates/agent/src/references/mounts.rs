@@ -1,20 +1,21 @@
 //! The file systems of mounts.
 //!
-//! `fstatfs` asks the file system itself, which may leave that without an answer: one in user space, or one whose server
-//! is away. `statmount` asks nobody. It takes the number of a mount, which the kernel never uses again, and knows the
-//! mounts that this process sees.
+//! `fstatfs` asks the file system itself, which may never answer: a file system in user space, or one whose server
+//! cannot be reached. `statmount` asks only the kernel. It takes the unique number of a mount, which the kernel never
+//! uses again, and answers for mounts that this process sees.
 //!
-//! Hooks run on threads of the program, and ask for nothing: they go by the mounts that are known. The agent's thread
-//! finds out about the others before anything more is folded.
+//! Hooks run on threads of the program, and ask nothing: they use what is known about mounts. The agent's thread finds
+//! out about the other mounts before anything more is folded.
 
 use super::facts;
 use super::look::{self, Look};
 use crate::lock::Lock;
 use std::ffi::CStr;
 
-/// Number of mounts that are remembered. Each file that is opened on another one ends a section that is under way.
+/// Number of mounts that are remembered. Each file that is opened on another mount changes the generation, so that a
+/// section under way folds nothing.
 const KNOWN: usize = 64;
-/// Number of questions that hooks may have open.
+/// Most questions of hooks that wait for the agent's thread.
 const ASKED: usize = 16;
 
 /// A hook's question about a mount.
@@ -25,7 +26,8 @@ pub struct Question {
     pub direct: bool,
 }
 
-/// Fixed in size, because hooks allocate nothing. Unused places have the mount number 0, which no mount has.
+/// What is known of mounts, and the questions. Fixed in size, because hooks allocate nothing. Unused elements have the
+/// mount number 0, which no mount has.
 struct Mounts {
     known: [(u64, u32); KNOWN],
     asked: [Question; ASKED],
@@ -43,13 +45,13 @@ pub unsafe fn begin_anew() {
     unsafe { MOUNTS.begin_anew(Mounts { known: [(0, 0); KNOWN], asked: [NOTHING; ASKED] }) };
 }
 
-/// The file system of a mount (`f_type`), if it is known. For hooks.
+/// The type of a mount's file system (`f_type`); `None` if it is not known. For hooks.
 pub fn known(mount: u64) -> Option<u32> {
     let mounts = MOUNTS.lock();
     mounts.known.iter().take_while(|known| known.0 != 0).find(|known| known.0 == mount).map(|known| known.1)
 }
 
-/// Has the agent's thread find out about a mount. For hooks. Says whether there was room.
+/// Leaves a question about a mount to the agent's thread. For hooks. Returns whether there was room for the question.
 pub fn ask(question: Question) -> bool {
     if question.mount == 0 {
         return false;
@@ -59,21 +61,21 @@ pub fn ask(question: Question) -> bool {
     place.map(|asked| *asked = question).is_some()
 }
 
-/// Takes all questions of hooks.
+/// Takes all questions that hooks have left.
 pub fn asked() -> impl Iterator<Item = Question> {
     let asked = std::mem::replace(&mut MOUNTS.lock().asked, [NOTHING; ASKED]);
     asked.into_iter().filter(|question| question.mount != 0)
 }
 
-/// The file system of a mount that this process sees. For the agent's thread.
+/// The type of the file system of a mount; `None` if this process does not see the mount. For the agent's thread.
 pub fn seen(mount: u64) -> Option<u32> {
     known(mount).or_else(|| facts::file_system(mount).inspect(|filesystem| learn(mount, *filesystem)))
 }
 
-/// The file system of a file, by a look at it and its path. For the agent's thread. `None` also if the path leads to
-/// another file by now: nothing may be learned of a mount by another one's file.
+/// The type of a file's file system, by an earlier look at the file and its path. For the agent's thread. `None` also
+/// if the path leads to another file by now, which may be on another mount.
 ///
-/// The file system itself is asked where the process does not see the mount. These are the kernel's own mounts (memfd),
+/// If the process does not see the mount, the file system itself is asked. Such mounts are the kernel's own (memfd),
 /// and those of other mount namespaces.
 pub fn filesystem(look: Look, path: &CStr) -> Option<u32> {
     seen(look.mount).or_else(|| {

@@ -1,15 +1,15 @@
-//! Files that are registered with an `io_uring`, or were opened in one (direct descriptors): they may be in no table,
-//! and still be read. Only the kernel's text about the ring names them.
+//! Files that are registered with an `io_uring`, or were opened in one (direct descriptors). They may be in no table of
+//! descriptors, and still be read. Only the kernel's text about the ring (`fdinfo`) names them.
 
 /// The registered files that the kernel names; `None` if it does not name them all.
 ///
-/// From Linux 6.14 on, the text has nothing of them while the ring is in use by another thread, and paths otherwise.
-/// Before, it has their number always, their entries while the ring is not in use, and the last part of each name.
+/// From Linux 6.14 on, the text has paths, but nothing about files while another thread uses the ring. Before, it
+/// always has their number, and while the ring is not in use also entries, with the last part of each name.
 pub fn registered(text: &str) -> Option<Vec<&str>> {
     let (number, rest) = text.split_once("UserFiles:")?.1.split_once('\n')?;
     let entries = rest.lines().take_while(|line| line.starts_with(' '));
     let names: Vec<&str> = entries.filter_map(|line| Some(line.split_once(':')?.1.trim())).collect();
-    // A table without any entry may be empty, or be hidden.
+    // A list without any entry may be empty, or be left out because the ring is in use.
     let is_told = number.trim().parse::<u64>().ok()? == 0 || !names.is_empty();
     is_told.then(|| names.into_iter().filter(|name| *name != "<none>").collect())
 }

@@ -11,12 +11,12 @@ use wire::attach::Socket;
 /// `PF_EXITING`, among the flags in a thread's `stat`.
 const EXITING: u64 = 4;
 
-/// A table, by a thread that has it.
+/// A table of open files, named by a thread that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table(usize);
 
-/// All tables but the agent's; `None` if that cannot be known. There is one at least. A thread that has ended is among them: another one may have its
-/// table, and not be known.
+/// All tables but the agent's, at least one; `None` if they cannot be found out. A thread that has ended may be among
+/// them, because another thread, which is not listed, may have its table.
 pub fn all() -> Option<Vec<Table>> {
     // The program may have mounted another `/proc`, in which these numbers are those of other threads.
     if !host::proc_is_ours() {
@@ -25,8 +25,8 @@ pub fn all() -> Option<Vec<Table>> {
     facts::tables().filter(|tables| !tables.is_empty()).map(|tables| tables.into_iter().map(Table).collect())
 }
 
-/// Whether a thread has begun to end: its files may be closed, and the list of them empty. An answer before a look at the
-/// list says nothing, but one after it does.
+/// Whether a thread has begun to end: its files may be closed, and its list of files empty. So this must be asked after
+/// the list was read; an earlier answer proves nothing.
 pub fn has_ended(thread: usize) -> bool {
     let stat = match fs::read_to_string(format!("/proc/self/task/{thread}/stat")) {
         Ok(stat) => stat,
@@ -49,7 +49,7 @@ impl Table {
         names.map(|name| name.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// Kinds of sockets, by their descriptors. The error is the reason why that cannot be known.
+    /// The kinds of sockets, by their descriptors. The error is the reason why they cannot be found out.
     pub fn sockets(self, numbers: &[usize]) -> Result<Vec<Socket>, &'static str> {
         facts::sockets(self.0, numbers)
     }

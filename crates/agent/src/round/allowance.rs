@@ -1,24 +1,25 @@
-//! The pages that a member may still fingerprint, by its share of the group's scan rate.
+//! How many pages a member may fingerprint, by its share of the group's scan rate.
 
 use act::HUGE_PAGES;
 use std::time::{Duration, Instant};
 
-/// Longest time for which an unused rate is kept: 10 s, the longest time between two rounds.
+/// Longest time for which an unused rate is saved up: 10 s, the longest time between two rounds.
 const KEPT: Duration = super::FURTHEST;
 
-/// Pages that may be fingerprinted. A huge page is read as a whole, and may so leave a debt.
+/// Number of pages that may be fingerprinted. A huge page is read as a whole, which may make the number negative.
 pub struct Allowance {
     at: Instant,
     pages: f64,
 }
 
 impl Allowance {
-    /// Nothing yet.
+    /// No page may be fingerprinted yet.
     pub const fn new(now: Instant) -> Self {
         Self { at: now, pages: 0.0 }
     }
 
-    /// Pages that may be fingerprinted now, if `rate` of them may be each second; `None`: as many as rest.
+    /// Number of pages that may be fingerprinted now, if `rate` of them may be in each second; `None`: there is no
+    /// limit.
     pub fn left(&mut self, rate: Option<u32>, now: Instant) -> u64 {
         let since = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
         let Some(rate) = rate else {
@@ -26,7 +27,8 @@ impl Allowance {
             return u64::MAX;
         };
         let of = |time: Duration| f64::from(rate) * time.as_secs_f64();
-        // Pages that were read while there was no rate are no debt. A rate of one page in 10 s and less would never allow a whole one.
+        // Pages that were read while there was no limit are not subtracted. At a rate of one page in 10 s or less, the
+        // sum must reach 1 all the same.
         self.pages = (self.pages.max(-(HUGE_PAGES as f64)) + of(since)).min(of(KEPT).max(1.0));
         self.pages.max(0.0) as u64
     }

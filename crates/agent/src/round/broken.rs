@@ -1,40 +1,40 @@
-//! The broken pages of a member. They are fingerprinted now and then, the more seldom the less they rest. While more
-//! changes, they are looked at every few seconds at least.
+//! The broken pages of a member. They are fingerprinted now and then: each after a time that doubles. While much
+//! changes, the policy bounds this time to a few seconds.
 
 use page::{CHUNK_PAGES, Fingerprint, HostVirt, PAGE_SHIFT, PageRange};
 use policy::{Cadence, TODAY, Worth};
 use std::collections::BTreeMap;
 
-/// Longest time after which a broken page is looked at again, in seconds.
+/// Longest time after which a broken page is fingerprinted again, in seconds.
 const LONGEST: u32 = TODAY.seldom.broken_longest;
 const _: () = assert!(LONGEST <= u8::MAX as u32, "as it is kept for each page");
-/// The delay from which on all pages count as equally late, in seconds.
+/// Delay, in seconds, from which on all overdue pages count as equally late.
 const LATEST: usize = 255;
 
-/// A broken page, as it was at the last look.
+/// A broken page, as it was when last fingerprinted.
 #[derive(Clone, Copy)]
 struct BrokenPage {
     fingerprint: u64,
-    /// Time since which its fingerprint has not changed, in seconds since the first round.
+    /// Since when its fingerprint has not changed, in seconds since the first round.
     since: u32,
-    /// Time of the next look at it, in seconds since the first round.
+    /// When it is fingerprinted next, in seconds since the first round.
     due: u32,
-    /// Its number in its chunk.
+    /// Its index in its chunk.
     at: u16,
-    /// Time from the last look at this page to the next one, in seconds.
+    /// Time from its last fingerprint to the next one, in seconds.
     wait: u8,
     /// Whether the worker was told that the page rests.
     told: bool,
 }
 
-/// The broken pages at the last look, in order, by chunk. There may be many at one time and few at another. A single
-/// list would be made anew at each look beside the one before, in memory that never shrinks.
+/// The broken pages at the last look, in order, by chunk. Their number may vary much. A single list would be built anew
+/// at each look while the former one still exists, in memory that never shrinks.
 #[derive(Default)]
 pub struct BrokenPageList(BTreeMap<u64, Box<[BrokenPage]>>);
 
 impl BrokenPageList {
-    /// Replaces the list by these broken pages, given as ordered ranges. Returns the pages that are due: at most
-    /// `budget`, those that have waited longest. A new page is due at once.
+    /// Replaces the list by these broken pages, given as ordered ranges. Returns at most `budget` of the pages that are
+    /// due, the most overdue first. A new page is due at once.
     pub fn look(&mut self, ranges: &[PageRange], now: u32, budget: u64, cadence: Cadence) -> Vec<PageRange> {
         let Cadence { broken_first: wait, broken_longest: longest, .. } = cadence;
         let mut before = std::mem::take(&mut self.0);
@@ -55,7 +55,7 @@ impl BrokenPageList {
         self.take_due(now, budget)
     }
 
-    /// At most `budget` of the pages that are due: those that have waited longest.
+    /// At most `budget` of the pages that are due: the most overdue ones.
     fn take_due(&mut self, now: u32, budget: u64) -> Vec<PageRange> {
         let late = |entry: &BrokenPage| Some((now.checked_sub(entry.due)? as usize).min(LATEST));
         let mut number = [0_u64; LATEST + 1];
@@ -88,8 +88,9 @@ impl BrokenPageList {
         due
     }
 
-    /// Records the fingerprints of pages. Returns the pages that have rested, are worth folding and were not reported
-    /// before, and the pages that were written. All are due again after `wait` seconds, a time that doubles.
+    /// Records the fingerprints of pages. Returns, for each page, whether it has rested, is worth folding and was not
+    /// reported before; and the pages that were written. Each page is due again after a time that begins at `wait`
+    /// seconds and doubles.
     pub fn have_rested(
         &mut self,
         start: HostVirt,
@@ -114,7 +115,8 @@ impl BrokenPageList {
                 written.push(PageRange { start: HostVirt(page << PAGE_SHIFT), pages: 1 });
             }
             if !is_new {
-                // A page that has changed is likely to change again, and one that has not is known.
+                // The time doubles in either case: a page that has changed is likely to change again, and one that has
+                // not is known.
                 entry.wait = (u32::from(entry.wait) * 2).clamp(wait, if wait == 0 { 0 } else { LONGEST }) as u8;
             }
             entry.due = now + u32::from(entry.wait);
@@ -122,13 +124,13 @@ impl BrokenPageList {
         (tell, written)
     }
 
-    /// Makes pages of the range that rest be reported again.
+    /// Has pages of the range that rest reported again.
     pub fn tell_again(&mut self, range: PageRange) {
         self.within(range, |known| known.told = false);
     }
 
-    /// Forgets pages for which the worker asks no more: they were folded, or had changed. Such a page may be broken
-    /// again before the next look, with the same content. It counts as a new broken page then.
+    /// Forgets what is known of pages that the worker has handled: they were folded, or had changed. Such a page may be
+    /// broken again before the next look, with the same content. It counts as a new broken page then.
     pub fn forget(&mut self, range: PageRange) {
         self.within(range, |known| {
             (known.fingerprint, known.due, known.wait, known.told) = (0, 0, 0, false);
@@ -149,14 +151,14 @@ impl BrokenPageList {
         broken.get_mut(found)
     }
 
-    /// Whether the worker was told of a page, and the page has rested since.
+    /// Whether the worker was told that a page rests, and the page has not changed since.
     pub fn is_told(&self, at: HostVirt) -> bool {
         let broken = self.0.get(&(at.page() / CHUNK_PAGES));
         broken.is_some_and(|broken| find(broken, at.page()).is_some_and(|found| broken[found].told))
     }
 }
 
-/// The place of a page among the broken ones of its chunk.
+/// The index of a page among the broken pages of its chunk.
 fn find(broken: &[BrokenPage], page: u64) -> Option<usize> {
     broken.binary_search_by_key(&((page % CHUNK_PAGES) as u16), |known| known.at).ok()
 }

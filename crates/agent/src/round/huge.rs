@@ -1,10 +1,10 @@
-//! The huge pages of a member. A huge page is looked at as a whole: the fingerprints of its small pages show which of
-//! them have changed. It is looked at again after a time that doubles while it stays as it is. While not all resting
-//! pages are worth folding, that time is fixed, and longer than the shortest.
+//! The huge pages of a member. A huge page is examined as a whole: the fingerprints of its small pages show which of
+//! them have changed. It is examined again after a time that doubles while none changes. While not all resting pages
+//! are worth folding, that time is fixed ([`LATER`]).
 //!
-//! In a burst, hardly a page is worth folding. So huge pages of which nothing is known are left for that time, too. When a
-//! quiet interval begins, those that were left, or were looked at in the burst, are due at once. An interval that is
-//! expected to end soon is none here.
+//! In a burst, hardly any page is worth folding. So huge pages that were never examined are left for that time, too.
+//! When a quiet interval begins, huge pages that were left, or were examined in the burst, are due at once. A quiet
+//! interval that is expected to end soon does not count as one here.
 
 use act::HUGE_PAGES;
 use page::{Fingerprint, HostVirt, PageRange};
@@ -12,10 +12,10 @@ use policy::Worth;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Shortest and longest time after which a huge page that did not change is looked at again: 300 ms, 64 s.
+/// Shortest and longest time after which a huge page that did not change is examined again: 300 ms, 64 s.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(64));
-/// Shortest time after which huge pages are looked at again while not all resting pages are worth folding. It is 4 s,
-/// or 20 ms for each huge page, which takes 1/100 of a processor.
+/// Time after which huge pages are examined again while not all resting pages are worth folding: 4 s, but at least 20
+/// ms for each huge page, so that it takes 1/100 of a processor's time.
 const LATER: (Duration, Duration) = (Duration::from_secs(4), Duration::from_micros(100 * 200));
 
 struct HugePage {
@@ -23,49 +23,49 @@ struct HugePage {
     wait: Duration,
     /// Whether the huge page appeared after the last look, and was not fingerprinted yet.
     is_new: bool,
-    /// Whether it was last looked at, or left, in a burst.
+    /// Whether it was last examined, or left, in a burst.
     in_burst: bool,
-    /// Parts of its pages' fingerprints, if it was fingerprinted.
+    /// The low 16 bits of its pages' fingerprints; `None` if it was never fingerprinted.
     before: Option<Box<[u16; HUGE_PAGES as usize]>>,
 }
 
-/// The huge pages at the last look.
+/// The huge pages that the member had at the last look.
 #[derive(Default)]
 pub struct HugePageList {
     known: BTreeMap<u64, HugePage>,
     /// Huge pages that were split since the last round, to fold some of their pages.
     lately_split: Vec<u64>,
-    /// Whether there was a look.
+    /// Whether there was a look since the list was made or [forgotten](HugePageList::forget).
     looked: bool,
-    /// When a look at those of a burst was last brought forward.
+    /// When huge pages of a burst were last made due ([`HugePageList::hurry`]).
     hurried: Option<Instant>,
 }
 
-/// The result of a look.
+/// The result of [`HugePageList::look`].
 pub struct Look {
-    /// Huge pages whose next look is due.
+    /// Huge pages that are to be fingerprinted now.
     pub due: Vec<PageRange>,
     /// Pages that are no longer parts of huge pages.
     pub split: u64,
 }
 
-/// The result of fingerprinting a huge page.
+/// The result of [`HugePageList::seen`].
 #[derive(Default)]
 pub struct Seen {
-    /// Those of its pages that have changed since the last time.
+    /// Pages of the huge page that have changed since it was last fingerprinted.
     pub changed: Vec<PageRange>,
-    /// Whether it has come to be since then.
+    /// Whether the huge page has appeared since then.
     pub was_new: bool,
 }
 
 impl HugePageList {
-    /// Whether there was none at the last look.
+    /// Whether the member had no huge pages at the last look.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Makes those huge pages due that were looked at, or left, in a burst. This happens no more often than looks come by
-    /// themselves in a burst, so it at most doubles their number.
+    /// Makes the huge pages due that were examined, or left, in a burst. This happens no more often than they become
+    /// due by themselves in a burst, so it at most doubles the number of examinations.
     fn hurry(&mut self, now: Instant) {
         if self.hurried.is_some_and(|then| now.saturating_duration_since(then) < self.later()) {
             return;
@@ -76,13 +76,13 @@ impl HugePageList {
         }
     }
 
-    /// The time after which huge pages are looked at again while not all resting pages are worth folding.
+    /// The time after which huge pages are examined again while not all resting pages are worth folding.
     fn later(&self) -> Duration {
         LATER.0.max(LATER.1 * u32::try_from(self.known.len()).unwrap_or(u32::MAX))
     }
 
-    /// Replaces the list by these huge pages, given as ordered ranges. Returns those that are due: as many as hold
-    /// `budget` small pages, the last one as a whole.
+    /// Replaces the list by these huge pages, given as ordered ranges. Returns those that are due, until they have at
+    /// least `budget` small pages in all.
     pub fn look(&mut self, ranges: &[PageRange], budget: u64, in_burst: bool, now: Instant) -> Look {
         if !in_burst {
             self.hurry(now);
@@ -95,7 +95,8 @@ impl HugePageList {
         let before = self.known.len();
         self.known.retain(|page, _| there.binary_search(page).is_ok());
         let split = (before - self.known.len()) as u64 * HUGE_PAGES;
-        // Huge pages that came to be since the last look are new. Of those that the first look finds, nothing is known.
+        // Huge pages that have appeared since the last look are new. Of those that the first look finds, this is not
+        // known.
         let is_new = std::mem::replace(&mut self.looked, true);
         let mut look = Look { due: Vec::new(), split };
         let first_due = if in_burst && !is_new { now + self.later() } else { now };
@@ -113,7 +114,8 @@ impl HugePageList {
         look
     }
 
-    /// Records the fingerprints of a huge page. Unless all pages that rest are of `worth`, the next look at it comes later.
+    /// Records the fingerprints of a huge page. Unless `worth` allows all pages that rest, the next examination comes
+    /// later.
     pub fn seen(&mut self, start: HostVirt, fingerprints: &[Fingerprint], worth: Worth) -> Seen {
         let later = self.later();
         let Some(entry) = self.known.get_mut(&start.page()) else { return Seen::default() };
@@ -137,14 +139,15 @@ impl HugePageList {
         Seen { changed, was_new }
     }
 
-    /// Records a new huge page whose contents are not new.
+    /// Adds a huge page that a collapse has made, whose contents are not new.
     pub fn know(&mut self, start: HostVirt) {
         let due = Instant::now() + LATER.0;
         let entry = HugePage { due, wait: LATER.0, is_new: false, in_burst: false, before: None };
         self.known.insert(start.page(), entry);
     }
 
-    /// The start of the huge page that a page is part of, if such a huge page is known. The caller splits it.
+    /// The start of the huge page that this page is part of, if the list has it; it is removed from the list. The
+    /// caller splits it.
     pub fn split(&mut self, page: HostVirt) -> Option<HostVirt> {
         let first = page.page() / HUGE_PAGES * HUGE_PAGES;
         self.known.remove(&first)?;
@@ -152,7 +155,7 @@ impl HugePageList {
         Some(HostVirt(first << page::PAGE_SHIFT))
     }
 
-    /// The places of huge pages that were split since the last call, in order.
+    /// The ranges of huge pages that were split since the last call, in order.
     pub fn take_split(&mut self) -> Vec<PageRange> {
         let mut split = std::mem::take(&mut self.lately_split);
         split.sort_unstable();
@@ -160,13 +163,13 @@ impl HugePageList {
         split.into_iter().map(range).collect()
     }
 
-    /// Makes all due.
+    /// Makes all huge pages due.
     #[cfg(test)]
     pub fn make_due(&mut self, now: Instant) {
         self.known.values_mut().for_each(|entry| entry.due = now);
     }
 
-    /// Forgets all, so that the next look is as the first one.
+    /// Forgets all huge pages, so that the next look is like the first one.
     pub fn forget(&mut self) {
         self.known.clear();
         self.looked = false;
@@ -178,8 +181,8 @@ mod tests {
     use super::*;
     use policy::TODAY;
 
-    /// Looks so many seconds after `begin`, and returns the number of huge pages that are due. Their next look is planned by the
-    /// clock, as if all happened at `begin`.
+    /// Looks so many seconds after `begin`, and returns the number of huge pages that are due. Their next look is
+    /// planned by the clock, as if all happened at `begin`.
     fn look(list: &mut HugePageList, begin: Instant, seconds: u64, worth: Worth) -> usize {
         let there = PageRange { start: HostVirt(0), pages: 2 * HUGE_PAGES };
         let (now, in_burst) = (begin + Duration::from_secs(seconds), matches!(worth, Worth::Ages(..)));
@@ -197,7 +200,7 @@ mod tests {
         // Another burst, and a gap in it.
         assert_eq!([at(100 * later, burst), at(later - 1, quiet)], [2, 0]);
         assert_eq!([at(later, quiet), at(later, quiet)], [2, 0]);
-        // Those that were looked at in the quiet interval are not hurried.
+        // Huge pages that were examined in the quiet interval are not hurried.
         list.hurried = None;
         assert_eq!(look(&mut list, begin, later - 1, quiet), 0);
     }

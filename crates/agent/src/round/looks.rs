@@ -1,4 +1,4 @@
-//! Looks at the page table and at pages, with the table's lock held for a moment at a time.
+//! Reads the page table and pages, with the table's lock held for a moment at a time.
 
 use super::ranges::{between, common, joined, overlapping};
 use super::{Kind, Rested};
@@ -7,16 +7,17 @@ use act::{SoftReader, Userfault, Watch};
 use host::{Pagemap, Survey};
 use page::{Fingerprint, HostVirt, PageRange};
 
-/// Pages that are read at once with the table's lock held: one of the program's threads may have to wait for that. Each member
-/// keeps a buffer of so many pages.
+/// Most pages that are read while the table's lock is held once, because a thread of the program may wait for the lock.
+/// Each member has a buffer of this size.
 pub const AT_ONCE_PAGES: u64 = 16;
-/// Pages whose notes of writes are taken at once with the table's lock held: 16 MiB, some 0.2 ms.
+/// Most pages whose notes of writes are taken while the table's lock is held once: 16 MiB, which takes some 0.2 ms.
 const LOOK_PAGES: u64 = 4096;
-/// Two ranges with no more than 128 pages between them are scanned by one system call: the pages cost less than a second
-/// call.
+/// Two ranges with no more than 128 pages between them are scanned by one system call: the pages cost less than a
+/// second call.
 const NEAR_PAGES: u64 = 128;
 
-/// The pages that a scan finds in these ordered ranges. Programs have hundreds, many of them close together: one call scans these.
+/// The pages that a scan finds in these ordered ranges. Programs have hundreds of ranges, and one call scans several
+/// that lie close together.
 pub fn scan(
     pagemap: &Pagemap,
     ranges: &[PageRange],
@@ -42,9 +43,9 @@ pub fn survey(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<Survey> {
     Ok(Survey { unwatched: of_ranges(&all.unwatched), written: of_ranges(&all.written), huge: of_ranges(&all.huge) })
 }
 
-/// Reads and resets the kernel's notes of written pages. Where the program has a userfaultfd of its own, these notes
-/// are the program's, and must not be reset. So the table's lock is held, without which the program cannot register
-/// memory. Only places with `written` pages are visited: a program may reserve terabytes.
+/// Reads and resets the kernel's notes of written pages. In memory that is registered with the program's userfaultfd,
+/// these notes are the program's, and must not be reset. So the table's lock is held, without which the program cannot
+/// register memory. Only addresses with `written` pages are visited, because a program may reserve terabytes.
 pub fn take_written(pagemap: &Pagemap, written: &[PageRange]) -> host::Result<Vec<PageRange>> {
     let mut taken = Vec::new();
     for piece in visits(written) {
@@ -58,7 +59,7 @@ pub fn take_written(pagemap: &Pagemap, written: &[PageRange]) -> host::Result<Ve
     Ok(taken)
 }
 
-/// Pieces of at most [`LOOK_PAGES`] that have all pages of these ordered ranges, and as little else as can be.
+/// Pieces of at most [`LOOK_PAGES`] pages that contain all pages of these ordered ranges, and little else.
 fn visits(ranges: &[PageRange]) -> Vec<PageRange> {
     let mut pieces: Vec<PageRange> = Vec::new();
     for range in ranges {
@@ -77,7 +78,7 @@ fn visits(ranges: &[PageRange]) -> Vec<PageRange> {
     pieces
 }
 
-/// The pages of these ranges that this process alone maps, and the others.
+/// The pages of these ranges that only this process maps, and the others.
 pub fn by_sharing(pagemap: &Pagemap, ranges: &[PageRange]) -> host::Result<(Vec<PageRange>, Vec<PageRange>)> {
     let (mut own, mut shared, mut entries) = (Vec::new(), Vec::new(), Vec::new());
     for range in ranges {
@@ -104,7 +105,7 @@ pub fn foldable(ranges: &[PageRange]) -> Vec<PageRange> {
     common(&open, ranges)
 }
 
-/// Reads pages up to the first that may not be folded or is not there any more, and appends their fingerprints.
+/// Reads pages up to the first one that may not be folded any more or is not mapped, and appends their fingerprints.
 pub fn read_pages(
     rested: Rested,
     notes: Option<&Userfault>,
@@ -128,7 +129,8 @@ pub fn read_pages(
             (0..piece.pages).take_while(|n| may(&table, page(*n))).count() as u64
         };
         let open = PageRange { pages: open, ..piece };
-        // The mapping may be a new one, with a userfaultfd of the program's own, whose handler would fill in a page for this read.
+        // The mapping may be a new one, registered with a userfaultfd of the program's, whose handler would fill in a
+        // page for this read.
         let is_ours =
             rested.kind == Kind::Broken || notes.is_none_or(|notes| notes.register(open, Watch::Writes).is_ok());
         let read = if open.pages > 0 && is_ours { reader.read(open) } else { 0 };

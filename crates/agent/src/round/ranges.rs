@@ -1,4 +1,4 @@
-//! Lists of ranges, in order.
+//! Functions on ordered lists of ranges.
 
 use page::{HostVirt, PageRange};
 
@@ -24,7 +24,7 @@ pub fn common(one: &[PageRange], other: &[PageRange]) -> Vec<PageRange> {
     found
 }
 
-/// These ordered ranges; those with at most `gap` pages between them are one, with these pages.
+/// Joins those of these ordered ranges that have at most `gap` pages between them; the pages between are included.
 pub fn joined(ranges: &[PageRange], gap: u64) -> Vec<PageRange> {
     let mut all: Vec<PageRange> = Vec::new();
     for range in ranges {
@@ -36,7 +36,7 @@ pub fn joined(ranges: &[PageRange], gap: u64) -> Vec<PageRange> {
     all
 }
 
-/// Those ranges of an ordered list that overlap a range of another.
+/// Those ranges of an ordered list that overlap a range of another ordered list.
 pub fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange> {
     let mut others = others.iter().peekable();
     let mut found = Vec::new();
@@ -49,7 +49,7 @@ pub fn overlapping(ranges: &[PageRange], others: &[PageRange]) -> Vec<PageRange>
     found
 }
 
-/// The ranges between these, before and behind them, up to `end`.
+/// The gaps before, between and behind these ordered ranges, up to `end`.
 pub fn gaps(ranges: &[PageRange], end: HostVirt) -> Vec<PageRange> {
     let (mut found, mut at) = (Vec::new(), HostVirt(0));
     for range in ranges {

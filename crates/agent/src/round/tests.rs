@@ -52,7 +52,7 @@ fn change_ends_rest() {
     assert!(!rounds.has_noticed_all());
     rounds.notice_changes(Instant::now());
     assert!(!is_at_rest(&rounds));
-    // It writes, and a round finds that.
+    // The member writes, and a round finds the written page.
     rest_long(&mut rounds);
     rounds.clock.next = Instant::now();
     write(&memory, 1, 7);
@@ -88,13 +88,14 @@ fn few_writes_do_not_end_rest() {
     };
     let (share, least, most) = FEW_CHANGE;
     assert_eq!([1, least / 2, 4 * least].map(&mut is_at_rest_after), [true, true, false]);
-    // Of a large member, more pages are few.
+    // In a large member, more changed pages count as few.
     let may = [0, share * least, 10_000 * share, u64::MAX].map(|pages| rounds.may_change(pages));
     assert_eq!(may, [least, least, most, most]);
     table::lock().forget(memory.range());
 }
 
-/// Agents of idle guests made four rounds a second for their first minutes: every few seconds, huge pages were looked at again.
+/// Agents of idle guests made four rounds a second for their first minutes: every few seconds, huge pages were looked
+/// at again.
 #[test]
 fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
     // Other tests of this process change the table meanwhile.
@@ -109,7 +110,7 @@ fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
         return eprintln!("skipped: no huge page is free");
     }
     table::lock().ask(huge.range());
-    // Present, and watched by nobody: the program has locked it.
+    // These pages are present, and not watched, because the program has locked them.
     table::lock().shut(shut.range(), table::Shut::Locked);
     let mut rounds = Rounds::new(true, false).unwrap();
     rounds.policy = Policy::new(&TODAY, false, Instant::now() + Duration::from_secs(3600));
@@ -128,7 +129,7 @@ fn pages_that_are_looked_at_again_and_again_do_not_end_rest() {
     [huge.range(), shut.range()].into_iter().for_each(|range| table::lock().forget(range));
 }
 
-/// Fresh pages, each with its own content, asked in.
+/// Fresh enrolled pages, each with its own content.
 fn written(pages: u64) -> MemberMemory {
     let memory = MemberMemory::new(pages).unwrap();
     table::lock().ask(memory.range());
@@ -196,7 +197,7 @@ fn pages_that_were_not_written_for_a_round_are_reported_once() {
     }
 }
 
-/// A parker took such pages for ones that nothing is to be folded of.
+/// Once, the process that parks guests took such pages for pages that are never folded.
 #[test]
 fn pages_that_no_round_has_seen_are_young_and_asking_brings_a_round() {
     if !crate::testing::alone("round::tests::pages_that_no_round_has_seen_are_young_and_asking_brings_a_round") {

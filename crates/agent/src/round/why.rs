@@ -1,4 +1,5 @@
-//! Why pages have not been reported to the worker: an answer to an operator's question, or to a parker that waits for folding.
+//! Why pages have not been reported to the worker: asked by an operator, or by a process that parks a guest and waits
+//! until it is folded.
 
 use super::{Kind, Rounds};
 use crate::table;
@@ -8,8 +9,8 @@ use std::time::Instant;
 use wire::Why;
 
 impl Rounds {
-    /// For each of these pages why it was not reported; [`Why::Other`] where it was. The next round comes sooner: the asker may wait for
-    /// what it finds.
+    /// For each of these pages, why it was not reported; [`Why::Other`] if it was. The next round comes sooner, because
+    /// the asker may wait for what it finds.
     pub fn why(&mut self, pagemap: &Pagemap, ranges: &[PageRange]) -> Vec<Why> {
         self.clock.next = self.clock.next.min(self.clock.last + self.soon());
         let worth = self.policy.admit(Instant::now());
@@ -32,15 +33,15 @@ impl Rounds {
         reasons
     }
 
-    /// Pages of a range that no round has seen as they are. They were written since the last one, are watched by nobody, or wait to be
-    /// fingerprinted.
+    /// Pages of a range that no round has seen as they are now: they were written since the last one, are not watched,
+    /// or wait to be fingerprinted.
     fn unseen(&self, pagemap: &Pagemap, range: PageRange) -> Vec<PageRange> {
         let waits = self.rested.iter().filter(|rested| rested.kind == Kind::Small).map(|rested| rested.range);
         let mut unseen: Vec<PageRange> =
             waits.filter(|part| part.start < range.end() && range.start < part.end()).collect();
         if self.notes_writes {
             for look in [Pagemap::written_ranges, Pagemap::unwatched_ranges] {
-                // Where the kernel does not tell, the table's word is all that there is.
+                // If the kernel does not tell, there is only what the table knows.
                 unseen.append(&mut look(pagemap, range.start, range.end()).unwrap_or_default());
             }
         }
@@ -48,7 +49,7 @@ impl Rounds {
     }
 }
 
-/// For each page of a range whether it is in one of these parts.
+/// For each page of a range, whether it is in one of these parts.
 fn marks(range: PageRange, parts: &[PageRange]) -> Vec<bool> {
     let mut marks = vec![false; range.pages as usize];
     for part in parts {

@@ -61,7 +61,8 @@ fn open(table: &mut Table, now: u32) -> (usize, usize, usize) {
     (again.len(), rested.len(), all.len())
 }
 
-/// A table whose pages were folded this often in a row and written 28 s later each time; and the second of the last write.
+/// A table whose pages were folded this often in a row and written 28 s later each time; and the second of the last
+/// write.
 fn short_lived(times: u32) -> (Table, u32) {
     let mut table = table();
     table.ask(real(0, 700));
@@ -120,7 +121,7 @@ fn write_during_backoff_restarts_it() {
 #[test]
 fn rest_in_which_a_fold_would_have_lasted_takes_back_one_short_lived_fold() {
     let (mut table, now) = short_lived(2);
-    // A rest that is too short takes nothing back.
+    // If the page has not rested for long enough, a write takes no short-lived fold back.
     write(&mut table, now + 64);
     let now = now + 64;
     assert_eq!([now + 116, now + 120].map(|now| open(&mut table, now)), [WITHOUT, ALL]);

@@ -1,4 +1,5 @@
-//! When the agent's thread next searches for written pages, and whether the member is idle: both by processor time.
+//! When the agent's thread next searches for written pages among the folded ones, and whether the member is idle. Both
+//! are judged by processor time.
 
 use crate::cpu_time::cpu_time;
 use policy::Cadence;
@@ -7,11 +8,11 @@ use std::time::{Duration, Instant};
 
 /// Shortest time between two searches for written pages among the folded: 1 s.
 const BROKEN_EVERY: Duration = Duration::from_secs(1);
-/// Cost of fingerprinting a written page: 500 ns.
+/// Processor time for fingerprinting a written page: 500 ns.
 const FINGERPRINT_COST: Duration = Duration::from_nanos(500);
-/// Share of a processor below which a member is idle: 1/10.
+/// Share of one processor's time below which a member is idle: 1/10.
 const IDLE_SHARE: u32 = 10;
-/// Time over which a member's use of processors is measured: 1 s.
+/// Time over which a member's use of processor time is measured: 1 s.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// The last search for written pages among the folded. Its cost is processor time: for the search itself, and for
@@ -22,7 +23,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// As if a search had just been made at no cost.
+    /// The state as if a search had just been made at no cost.
     pub const fn new(now: Instant) -> Self {
         Self { last: now, cost: Duration::ZERO }
     }
@@ -32,14 +33,14 @@ impl Looks {
         Self { last: now, cost: looking + FINGERPRINT_COST * due }
     }
 
-    /// Whether the next search is due, `rest` after the last one at the earliest. To be asked anew each time: much may have
-    /// begun to change since the last one.
+    /// Whether the next search is due: `rest` after the last one at the earliest, and later if searches take too much
+    /// time. The answer may become true sooner than it seemed, because `cadence` changes when much begins to change.
     pub fn is_due(&self, now: Instant, cadence: Cadence, rest: Duration) -> bool {
         now >= self.last + BROKEN_EVERY.max(self.cost * cadence.searches).max(rest)
     }
 }
 
-/// Processor time of this process but for this thread, over time.
+/// Processor time of this process without the calling thread, over time.
 pub struct Activity {
     at: Instant,
     used: Duration,
@@ -47,7 +48,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Beginning with this moment.
+    /// Begins to measure at this moment.
     pub fn new(now: Instant) -> Self {
         Self { at: now, used: Self::used(), idle: false }
     }

@@ -1,4 +1,4 @@
-//! Messages to the worker of pages that have rested.
+//! Messages that tell the worker of pages that have rested.
 
 use super::RUNS;
 use crate::fold::Folder;
@@ -8,10 +8,10 @@ use page::{Fingerprint, PageRange};
 use std::io;
 use wire::{Pace, RESTED_PAGES, RestedRun, ToWorker, ZeroPages};
 
-/// Pages that are fingerprinted between two looks at the worker's messages.
+/// Most pages that are fingerprinted before the thread reads the worker's messages again.
 const HASH_AT_ONCE: u64 = 2048;
 
-/// Fingerprints some of the pages that have rested and tells the worker. Returns how many pages were read.
+/// Fingerprints some of the pages that have rested, and tells the worker of them. Returns how many pages were read.
 pub fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace, idle: bool) -> io::Result<u64> {
     let zeros = match pace.zero_pages {
         ZeroPages::Share => true,
@@ -32,14 +32,14 @@ pub fn report(rounds: &mut Rounds, folder: &Folder, link: &mut Link, pace: Pace,
     Ok(read)
 }
 
-/// Puts together messages of pages that have rested.
+/// The messages that are being put together.
 struct Report {
     pace: Pace,
     zeros: bool,
     runs: Vec<RestedRun>,
     fingerprints: Vec<Fingerprint>,
     full: Vec<(Vec<RestedRun>, Vec<Fingerprint>)>,
-    /// Single pages that the worker is not told of yet.
+    /// Single pages of which the worker is told later.
     later: Vec<Rested>,
 }
 

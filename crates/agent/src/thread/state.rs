@@ -1,4 +1,4 @@
-//! The state of the member as the worker is told it: counts, and why something is not folded.
+//! What the worker is told about the member's state: counts, and the reasons why memory is not folded.
 
 use super::{Agent, STATS_SOON, Session, follow_forks};
 use crate::cpu_time::cpu_time;
@@ -12,28 +12,28 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::{FoldMode, MemberState, Pace};
 
-/// End of the message that begins with the way in which the program was seen to change its mappings.
+/// End of a message to people. Its beginning tells how the program was seen to change its mappings.
 const BY_ITSELF: &str = "by a system call of its own, past the C library, and may do it again at any moment: nothing more of it is folded; \
     what is folded stays so, and its slots are held until it ends";
 
-/// Reason given for memory that is not folded because the service has nobody with the right to be told of forks.
+/// The reason given when memory is not folded because no prover of the service has the right to have forks reported.
 const UNFOLLOWED: &str = "forked children of the program would get this memory and could not be followed: \
     that takes a service that runs as root (its prover); memory advised MADV_DONTFORK is folded";
 
-/// Reason given for memory that is not folded because it is locked.
+/// The reason given when memory is not folded because it is locked.
 const LOCKED: &str = "locked memory (mlock, mem-lock=on of QEMU) is not folded: \
     its pages were promised to stay, and a folded one is copied when it is written";
 
-/// Reason given for memory that is not folded because of its NUMA policy.
+/// The reason given when memory is not folded because of its NUMA policy.
 const BOUND: &str = "memory with a NUMA policy of its own (mbind, host-nodes= of QEMU) is not folded: \
     what takes its place could not have that policy";
 
-/// Reason given where no memory is enrolled.
+/// The reason given when no memory is enrolled.
 const NOTHING_ADVISED: &str = "the program has advised no memory to be mergeable (madvise MADV_MERGEABLE)";
 
 impl Agent {
-    /// Tells the worker that the program changes mappings past the hooks. Nothing is done to them any more, and no
-    /// slot is released.
+    /// Tells the worker that the program changes mappings in a way that bypasses the hooks. From then on, no mapping is
+    /// replaced and no slot released.
     pub(super) fn say_why_it_rests(&mut self, session: &mut Session, how: &str) -> io::Result<()> {
         let counts = table::lock().counts();
         session.told.notice(counts, false);
@@ -50,7 +50,8 @@ impl Agent {
         session.tell(stats)
     }
 
-    /// A message for people: how much maps a pool that nobody serves any more, and what its folding waits for.
+    /// A message for people about memory that maps a pool without a worker: how much there is, and when it is folded
+    /// again. `None` if there is none.
     fn orphans(&mut self) -> Option<String> {
         let pages = if self.has_orphans { orphaned_pages(&self.pagemap).ok()? } else { 0 };
         self.has_orphans = pages > 0;
@@ -115,7 +116,7 @@ impl Agent {
     }
 }
 
-/// Memory of the pages of a range that were touched. All of them count where the kernel does not tell.
+/// Memory of those pages of a range that were touched. If the kernel does not tell, all pages count.
 fn touched_bytes(pagemap: &Pagemap, range: PageRange) -> u64 {
     let touched = pagemap.present_ranges(range.start, range.end());
     page::pages_to_bytes(touched.map_or(range.pages, |parts| parts.iter().map(|part| part.pages).sum()))

@@ -1,4 +1,5 @@
-//! When the worker is told the member's statistics: each second while they change, and ever more rarely while they do not.
+//! When the worker is sent the member's statistics: each second while they change, and ever more rarely while they do
+//! not.
 
 use super::{STATS_EVERY, Session};
 use crate::map::Counts;
@@ -6,12 +7,12 @@ use std::io;
 use std::time::{Duration, Instant};
 use wire::{MemberStats, ToWorker};
 
-/// Least number of fingerprinted pages that is news: 64. A member at rest fingerprints a few again and again.
+/// Fewest fingerprinted pages that count as a change: 64. A member at rest fingerprints a few pages again and again.
 const MANY_HASHED: u64 = 64;
 
-/// The statistics that the worker was told last, and when it is told the next ones.
+/// The statistics that the worker was sent last, and when it is sent the next ones.
 pub struct Told {
-    /// The moment of the next report.
+    /// When the next report is due.
     pub due: Instant,
     wait: Duration,
     stats: MemberStats,
@@ -19,18 +20,19 @@ pub struct Told {
 }
 
 impl Told {
-    /// Nothing was told yet.
+    /// The state before the first report.
     pub fn new(now: Instant) -> Self {
         Self { due: now, wait: STATS_EVERY.0, stats: MemberStats::default(), unfolded: false }
     }
 
-    /// Has the next report made within this time: something changes.
+    /// Makes the next report due within this time, because something has changed.
     pub fn again_within(&mut self, time: Duration) {
         self.wait = STATS_EVERY.0;
         self.due = self.due.min(Instant::now() + time);
     }
 
-    /// Has the next report made soon if these counts are not those that were told, or if everything has become private.
+    /// Makes the next report due soon if these counts differ from those that were sent, or if everything has become
+    /// private.
     pub fn notice(&mut self, counts: Counts, unfolded: bool) {
         let told = &self.stats;
         let were = (told.enrolled_pages, told.folded_pages, told.zero_pages, told.broken_pages);
@@ -42,20 +44,20 @@ impl Told {
         self.unfolded = unfolded;
     }
 
-    /// Has the next report made soon if the agent has fingerprinted many pages since the last one.
+    /// Makes the next report due soon if the agent has fingerprinted many pages since the last one.
     pub fn notice_hashed(&mut self, pages: u64) {
         if self.is_news(pages) {
             self.again_within(STATS_EVERY.0);
         }
     }
 
-    /// Whether `pages` fingerprinted pages are many more than the worker was told.
+    /// Whether `pages` fingerprinted pages are many more than the worker was told of.
     const fn is_news(&self, pages: u64) -> bool {
         pages.saturating_sub(self.stats.done.pages_hashed) >= MANY_HASHED
     }
 
-    /// Records the statistics that the worker is told now. Figures of the agent's own work do not count as a change:
-    /// they grow for as long as the member lives.
+    /// Records the statistics that the worker is sent now. Figures of the agent's own work do not count as a change,
+    /// because they grow as long as the member lives.
     fn tell(&mut self, stats: &MemberStats, now: Instant) {
         let is_news = self.is_news(stats.done.pages_hashed);
         let before = &mut self.stats;
@@ -72,7 +74,7 @@ impl Told {
 }
 
 impl Session {
-    /// Tells the worker these statistics.
+    /// Sends these statistics to the worker.
     pub(super) fn tell(&mut self, stats: &MemberStats) -> io::Result<()> {
         self.told.tell(stats, Instant::now());
         self.link.send(&ToWorker::Stats(Box::new(stats.clone())))

@@ -7,7 +7,7 @@ const PROBES: Probes = TODAY.judged.probes;
 const SELDOM: Cadence = TODAY.seldom;
 const BUSY: Cadence = TODAY.busy;
 const BUSIEST: Cadence = TODAY.busiest;
-/// The cadence in a burst that has gone on for long.
+/// The cadence in a burst that has gone on for longer than `Bursts::long`.
 const LONG: Cadence = Cadence { is_little: false, ..SELDOM };
 
 #[test]
@@ -50,7 +50,7 @@ fn quiet_interval_follows_a_burst() {
     assert_eq!(quiet(&turnover, 2000), None);
     turnover.add(TODAY.bursts.few_pages, 1000, at(2010));
     assert_eq!(quiet(&turnover, 2010), Some(10));
-    // Steps of six seconds in a burst show no quiet intervals.
+    // Steps of six seconds in a burst are not taken for quiet intervals.
     let intervals = turnover.intervals;
     (2020..2050).step_by(6).for_each(|second| turnover.add(20_000, 100_000, at(second)));
     assert_eq!((turnover.intervals[0], &turnover.intervals[1..]), (10, &intervals[..REMEMBERED - 1]));
@@ -67,7 +67,7 @@ fn idle_program_begins_with_the_quiet_interval_that_it_is_in() {
     };
     assert_eq!(begun(500).worth(at(1)), Worth::All);
     assert_eq!(begun(500).quiet(at(2)), Some(QuietInterval { seconds: TODAY.quiet.long + 1, goes_on: true }));
-    // A young one is taken for what it is, and one of no age has just begun.
+    // A program that has just started is in a burst. The quiet interval of one that is a few seconds old is as long.
     assert_eq!([0, 3, 5].map(|age| begun(age).quiet(at(2)).map(|quiet| quiet.seconds)), [None, Some(4), Some(6)]);
     // A burst that was seen counts.
     let mut turnover = Turnover::new(&TODAY, start);
@@ -86,7 +86,7 @@ fn short_gap_does_not_end_burst() {
     let mut turnover = Turnover::new(&TODAY, start);
     turnover.add(0, 100_000, at(98));
     turnover.add(60_000, 100_000, at(100));
-    // Nothing for two seconds, then less than a quarter of what there was, again and again.
+    // No changes for two seconds, then changes of less than a quarter of the peak, again and again.
     for begin in (100..118).step_by(6) {
         let changed = [0, 6000, 3000];
         for (second, changed) in (begin + 2..).step_by(2).zip(changed) {
@@ -95,12 +95,12 @@ fn short_gap_does_not_end_burst() {
         }
     }
     assert_eq!((turnover.intervals[0], turnover.intervals[1]), (98, 0));
-    // Nothing for eight seconds, then a twentieth of all pages in a row.
+    // No changes for eight seconds, then changes of a twentieth of all pages in a row.
     for (second, changed) in (120..).step_by(2).zip([0, 0, 0, 0, 3000, 3000]) {
         turnover.add(changed, 100_000, at(second));
     }
     assert_eq!((turnover.quiet(at(135)), &turnover.intervals[..2]), (None, &[8, 98][..]));
-    // Nothing for four seconds; but no quiet interval after a burst was seen to go on.
+    // No changes for four seconds. But no quiet interval after a burst was seen to go on.
     [132, 134].iter().for_each(|second| turnover.add(0, 100_000, at(*second)));
     assert_eq!(turnover.quiet(at(145)), Some(QuietInterval { seconds: 15, goes_on: false }));
     assert_eq!(turnover.worth(at(146)), Worth::Rested(4));
@@ -152,12 +152,12 @@ fn quiet_interval_goes_on_as_those_before_did() {
         (1..1000).filter(|second| goes_on(second - 1) != goes_on(*second)).collect::<Vec<_>>()
     };
     assert_eq!([goes_on_after(&[]), goes_on_after(&[30]), goes_on_after(&[30, 30])], [[4], [16], [45]]);
-    // Two must have gone on before that is expected.
+    // Two past intervals must have gone on before the present one is expected to.
     assert_eq!([goes_on_after(&[90]), goes_on_after(&[90, 67])], [vec![16], vec![16, 27, 100]]);
     assert_eq!(goes_on_after(&[90, 90]), [4, 27, 135]);
     // Quiet intervals are told from gaps within bursts.
     assert_eq!(goes_on_after(&[6, 90, 6, 91, 8, 92]), [9, 28, 136]);
-    // One that was soon over does no harm; two do.
+    // One past interval that was soon over does not change the expectation; two do.
     assert_eq!(goes_on_after(&[90, 90, 90, 90, 90, 90, 20, 90]), [4, 27, 135]);
     assert_eq!(goes_on_after(&[90, 90, 20, 90, 90, 90, 20, 90]), [135]);
     // Only the last eight count.
@@ -197,7 +197,7 @@ fn age_that_long_burst_left_alone_is_open() {
         (0..2000).find(|seconds| worth.allows(page, *seconds))
     };
     assert_eq!([177, 178].map(|second| old(&turnover, second)), [Some(256), Some(64)]);
-    // That ends when folds of this age are seen not to last.
+    // The age is closed when its folds are seen not to last.
     let mut folds = Folds::NONE;
     (folds.made[6], folds.short[6]) = (1000, 100);
     turnover.judge(&folds, at(211));

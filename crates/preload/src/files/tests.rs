@@ -387,7 +387,8 @@ fn files_of_a_thread_of_its_own_are_noticed() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A table whose listed thread ended before the survey came to it was passed over, although the next thread had the table, too.
+/// A table whose listed thread ended before the survey came to it was passed over, although the next thread had the
+/// table, too.
 #[test]
 fn files_of_threads_that_end_all_the_time_are_noticed() {
     let name = "files::tests::files_of_threads_that_end_all_the_time_are_noticed";

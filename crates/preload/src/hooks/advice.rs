@@ -1,4 +1,4 @@
-//! `madvise`: enrols memory, discards it, and remembers the advice given for it.
+//! `madvise`: enrols or discards memory, and notes the advice given for it.
 
 use super::heap::is_unseen_heap;
 use super::policy::has_policy;
@@ -14,30 +14,30 @@ const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-/// The meaning of an advice for folding.
+/// What an advice means for folding.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     /// `MADV_MERGEABLE`
     Enrol,
     /// `MADV_UNMERGEABLE`
     Leave,
-    /// Contents are given up, at once or when memory is short.
+    /// The contents are given up, at once or when memory is short.
     Discard,
-    /// Contents are given up, and a thread that touches the range is killed.
+    /// The contents are given up, and a thread that touches the range gets `SIGSEGV`.
     Guard,
     /// Takes [`Meaning::Guard`] back.
     Unguard,
-    /// Must be refused for pages in mappings of the pool.
+    /// Must be refused for pages in mappings of the pool, where it would act on the pool's file.
     OnlyFiles,
-    /// Forked children find zeros.
+    /// Forked children find the memory cleared.
     Wipe,
     /// Takes [`Meaning::Wipe`] back.
     Keep,
-    /// Advice that the table remembers.
+    /// Advice that the table notes.
     Remember(fn(&mut Advice)),
 }
 
-/// The meaning of an advice; `None` if it has none for folding.
+/// What an advice means for folding; `None` if it means nothing.
 fn meaning(advice: c_int) -> Option<Meaning> {
     Some(match advice {
         libc::MADV_MERGEABLE => Meaning::Enrol,
@@ -87,7 +87,7 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
         Meaning::Unguard => noted(pass(), || table.open(range, Shut::Guarded)),
         Meaning::OnlyFiles if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::OnlyFiles => pass(),
-        // The kernel refuses this for mappings of the pool, but has followed it for those before.
+        // The kernel refuses this for mappings of the pool, but would have carried it out for the mappings before them.
         Meaning::Wipe if !table.pooled_pages(range).is_empty() => refuse(libc::EINVAL),
         Meaning::Wipe => noted(pass(), || table.shut(range, Shut::Wiped)),
         Meaning::Keep => noted(pass(), || table.open(range, Shut::Wiped)),
@@ -95,19 +95,19 @@ fn advise(at: usize, length: usize, advice: c_int) -> Answer {
     }
 }
 
-/// Has contents given up part by part, in the kernel's order and as far as the kernel would come. It gives up at the first
-/// page that it may not discard, and steps over holes. Only the kernel knows of locks in memory that the table does not
-/// know.
+/// Discards a range part by part, in the kernel's order and as far as the kernel would come: it stops at the first page
+/// that it may not discard, and steps over holes. In memory that the table does not know, only the kernel knows what is
+/// locked.
 ///
 /// Mappings of the pool are replaced by fresh memory. The kernel could discard their pages where they are, and would
-/// report each; this is quicker.
+/// report each discard; replacing them takes less time.
 fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
     let is_guard = advice == MADV_GUARD_INSTALL;
     if is_guard {
         table.shut(range, Shut::Guarded);
     }
     let parts = parts(table, range);
-    // Most discards meet no mapping of the pool, and need no list of mappings.
+    // Most discards concern no mapping of the pool, and need no list of mappings.
     let maps = parts.iter().any(|(_, traits)| traits.is_some()).then(Maps::open).and_then(Result::ok);
     let mut all = 0;
     for (part, traits) in parts {
@@ -121,7 +121,8 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
         let answer =
             unsafe { raw::call(libc::SYS_madvise, [part.start.0 as usize, bytes(part), advice as usize, 0, 0, 0]) };
         if traits.is_none() {
-            // Also if the kernel gave up on the way. Mappings of the pool stay known until it reports their discard.
+            // The discard is noted even if the kernel stopped on the way. Mappings of the pool stay as they are known
+            // until the kernel reports their discard.
             table.discard(part);
         } else if has_home && answer == 0 {
             table.come_back_unplaced(part);
@@ -135,7 +136,7 @@ fn discard(table: &mut Table, range: PageRange, advice: c_int) -> Answer {
     all
 }
 
-/// The parts of a range in order: parts in mappings of the pool with their traits, and the rest between them.
+/// The parts of a range in order: parts in mappings of the pool with their traits, and the parts between them.
 fn parts(table: &Table, range: PageRange) -> Vec<(PageRange, Option<Traits>)> {
     let (mut parts, mut at) = (Vec::new(), range.start);
     for pooled in table.pooled_pages(range) {
@@ -148,8 +149,9 @@ fn parts(table: &Table, range: PageRange) -> Vec<(PageRange, Option<Traits>)> {
     parts
 }
 
-/// Maps anonymous memory in the place of a piece of a mapping of the pool, and notes that. `false` where the kernel is to
-/// discard the piece. It is locked, the program has changed it past the hooks, or no mapping can be had.
+/// Maps anonymous memory in place of a piece of a mapping of the pool, and notes that. `false` if the kernel must
+/// discard the piece instead, because it is locked, the program has changed it in a way that bypasses the hooks, or no
+/// mapping can be made.
 fn replace_pooled(table: &mut Table, maps: &Maps, piece: PageRange, traits: Traits) -> bool {
     let is_replaced = maps.shows(piece, traits, Kind::Pool) && raw::error(map_fresh(piece, traits)).is_none();
     if is_replaced {
@@ -158,7 +160,7 @@ fn replace_pooled(table: &mut Table, maps: &Maps, piece: PageRange, traits: Trai
     is_replaced
 }
 
-/// Notes a change that succeeded. `ENOMEM` also means that the kernel skipped holes and did the rest.
+/// Notes a change if it succeeded. `ENOMEM` also means that the kernel skipped holes and changed the rest.
 fn noted(answer: Answer, note: impl FnOnce()) -> Answer {
     if answer == 0 || raw::error(answer) == Some(libc::ENOMEM) {
         note();
@@ -166,14 +168,14 @@ fn noted(answer: Answer, note: impl FnOnce()) -> Answer {
     answer
 }
 
-/// Enrols the private anonymous memory of the range. The kernel is not told, because its own merger knows no groups.
+/// Enrols the private anonymous memory of the range. The kernel is not told, because ksmd knows no trust groups.
 fn enrol(table: &mut Table, range: PageRange) -> Answer {
     let known: u64 = table.known(range).iter().map(|(part, _)| part.pages).sum();
     if known == range.pages {
         table.ask(range);
         return 0;
     }
-    // The kernel takes long for the traits, in a process of many mappings.
+    // In a process of many mappings, the kernel takes long to tell the traits.
     let mappings = maps::mappings(range, true).unwrap_or_default();
     for mapping in mappings.iter().filter(|mapping| mapping.anonymous && !is_unseen_heap(mapping)) {
         let bound = has_policy(mapping.range.start);
@@ -186,7 +188,7 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
         );
     }
     for mapping in mappings.iter().filter(|mapping| mapping.private && !mapping.anonymous && mapping.file.1 != 0) {
-        // It is entered if it turns out to be a template's.
+        // It is entered in the table if it turns out to map a template.
         let is_shut = mapping.locked || mapping.special || has_policy(mapping.range.start);
         if mapping.access == READ_WRITE && !is_shut {
             table.ask_file(mapping.range, Traits { advice: mapping.advice, ..Traits::default() });
@@ -200,8 +202,8 @@ fn enrol(table: &mut Table, range: PageRange) -> Answer {
     if mapped == range.pages { 0 } else { refuse(libc::ENOMEM) }
 }
 
-/// Ends merging for the range: merged pages become private, as the kernel's own merger does it. `None` if the call is
-/// to be passed to the kernel, whose answer counts.
+/// Ends folding for the range: folded pages become private, as ksmd does it. `None` if the call must be passed to the
+/// kernel, whose answer counts.
 fn leave(table: &mut Table, range: PageRange) -> Option<Answer> {
     table.unask(range);
     break_slots(table, range).err().map(refuse)

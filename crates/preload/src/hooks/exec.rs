@@ -1,4 +1,5 @@
-//! `execve` and its kin: the program that a member executes becomes the member, as it is the same process.
+//! `execve` and similar functions: the program that a member executes becomes the member, because it is the same
+//! process.
 //!
 //! ```text
 //!   pagefold run --> sh wrapper --fork--> dirname        no variables, no agent: it is another process
@@ -8,9 +9,9 @@
 //!                    python3 server.py                   the same pid and start time: the same member
 //! ```
 //!
-//! The agent takes its variables out of the environment when it starts, so that no child finds them. Here they are put
-//! back, for the very process that was enrolled and for nobody else: a child has another pid, however it was made.
-//! The variables only start an agent. The supervisor decides by pid and start time whether its process is a member.
+//! The agent removes its variables from the environment when it starts, so that no child finds them. Here they are put
+//! back, for the very process that was enrolled and for no other: a child has another pid, however it was made. The
+//! variables only start an agent. The supervisor decides by pid and start time whether its process is a member.
 //!
 //! Nothing is added to an environment that already names a socket (`PAGEFOLD_SOCKET`). The new environment is built in
 //! memory that is mapped for the call, because a signal handler may execute a program.
@@ -29,7 +30,7 @@ pub type Strings = *const *const c_char;
 /// The type of `execvpe`.
 pub type Search = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 
-/// The settings that make the next program of this process the member that this one is.
+/// The settings by which the next program of this process becomes the same member.
 struct Carried {
     process: Answer,
     /// The agent's variables, as `NAME=value`.
@@ -41,31 +42,31 @@ struct Carried {
 static CARRIED: OnceLock<Carried> = OnceLock::new();
 /// Whether the next program is to run without an agent.
 static CARRIES_NONE: AtomicBool = AtomicBool::new(false);
-/// Process whose agent this is.
+/// Process (pid) that the agent serves.
 static SERVED: AtomicIsize = AtomicIsize::new(0);
 
-/// Notes that the agent is this process's. To be called before the process becomes a member.
+/// Notes that the agent serves this process. To be called before the process becomes a member.
 pub fn serve() {
     SERVED.store(pid(), Ordering::Relaxed);
 }
 
-/// Has the variables carried to the next program of this process. For the constructor.
+/// Sets the variables that the next program of this process gets. For the constructor.
 pub fn carry(variables: Vec<CString>, library: &[u8]) {
     let _ = CARRIED.set(Carried { process: pid(), variables, library: library.to_vec() });
 }
 
-/// Has the next program of this process run without an agent.
+/// From here on, the next program of this process gets no agent.
 pub fn carry_no_more() {
     CARRIES_NONE.store(true, Ordering::Relaxed);
 }
 
-/// Whether the caller belongs to the process whose agent this is: it is no child that shares the member's memory.
+/// Whether the caller belongs to the process that the agent serves, and is no child that shares its memory (`vfork`).
 pub fn is_served() -> bool {
     SERVED.load(Ordering::Relaxed) == pid()
 }
 
-/// The C library's function that looks a program up in `PATH`. The constructor asks first: a child or a signal handler
-/// must not wait for the loader.
+/// The C library's function that looks a program up in `PATH`. The constructor calls this first: later, a child or a
+/// signal handler must not wait for the loader.
 pub fn search() -> Option<Search> {
     static FOUND: OnceLock<Option<Search>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -82,7 +83,7 @@ fn pid() -> Answer {
     unsafe { raw::call(libc::SYS_getpid, [0; 6]) }
 }
 
-/// The variables for the caller's next program; `None` if the caller is not the member's own process.
+/// The variables for the caller's next program; `None` if the caller does not belong to the process that was enrolled.
 fn carried() -> Option<&'static Carried> {
     CARRIED.get().filter(|carried| carried.process == pid() && !CARRIES_NONE.load(Ordering::Relaxed))
 }
@@ -90,7 +91,7 @@ fn carried() -> Option<&'static Carried> {
 /// An environment for the next program: the caller's, or one with the agent's variables added.
 struct Environment {
     pointers: Strings,
-    /// Address and length of the memory that it lies in, if that was mapped for it.
+    /// Address and length of the memory that holds it; `None` if it is the caller's own.
     mapped: Option<(usize, usize)>,
 }
 
@@ -99,7 +100,7 @@ impl Environment {
     /// `given` is null, or an environment as `execve` takes it.
     unsafe fn of(given: Strings) -> Self {
         let plain = Self { pointers: given, mapped: None };
-        // Children that were forked a moment ago have to be handed to the keeper, as before any end of this program.
+        // Children that were just forked have to be handed to the keeper first, as at the end of the process.
         if is_member() && is_served() {
             follow::wait_for_keeper();
         }
@@ -138,7 +139,7 @@ impl Environment {
 }
 
 impl Drop for Environment {
-    /// The program could not be executed.
+    /// Frees the environment, if the program could not be executed.
     fn drop(&mut self) {
         if let Some((address, length)) = self.mapped {
             // SAFETY: this memory was mapped for the environment alone.
@@ -162,7 +163,7 @@ unsafe fn length(strings: Strings) -> usize {
     count
 }
 
-/// Maps memory for one call, which begins as zeros.
+/// Maps zeroed memory for one call.
 fn map(length: usize) -> Option<usize> {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: maps new memory where nothing is.
@@ -170,7 +171,7 @@ fn map(length: usize) -> Option<usize> {
     raw::error(at).is_none().then_some(at as usize)
 }
 
-/// The value of `entry`, if it is this variable.
+/// The value of an environment entry; `None` if it is another variable.
 fn value<'a>(entry: &'a [u8], name: &str) -> Option<&'a [u8]> {
     entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_in
     unsafe { execvpe(file, arguments, environ()) }
 }
 
-/// The body of a function that takes arguments one by one: has them lie in a row, and calls `with(first, row)`.
+/// The body of a function that takes its arguments one by one: puts them in a row, and calls `with(first, row)`.
 macro_rules! in_a_row {
     ($with:ident) => {
         naked_asm!(
@@ -282,7 +283,7 @@ macro_rules! in_a_row {
     };
 }
 
-/// `execl`: the caller's stack goes on where the registers end, so that the arguments lie in a row.
+/// `execl`: the caller's stack goes on where the arguments in registers end, so that all arguments lie in a row.
 ///
 /// # Safety
 /// As the C library's function.

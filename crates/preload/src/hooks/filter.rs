@@ -1,6 +1,7 @@
-//! `prctl`, for the sake of filters of system calls (seccomp) that the program gives itself. If a filter forbids calls
-//! of the agent or its hooks, the agent ends before the filter is set ([`crate::resign`]). The agent also ends before
-//! `PR_SET_KEEPCAPS`. `seccomp` comes by way of [`syscall`](super::syscall): the C library has no function for it.
+//! `prctl`, because of filters of system calls (seccomp) that the program sets for itself. If a filter forbids calls of
+//! the agent or its hooks, the agent ends before the filter is set ([`crate::resign`]). The agent also ends before
+//! `PR_SET_KEEPCAPS`. The system call `seccomp` comes through [`syscall`](super::syscall), because the C library has no
+//! function for it.
 
 use super::{exec, is_member, refuse};
 use crate::resign;
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 pub unsafe fn control(arguments: [usize; 6]) -> Answer {
     let [option, mode, filter, ..] = arguments;
     if option as c_int == libc::PR_SET_KEEPCAPS && mode == 1 && is_member() && exec::is_served() {
-        // If the agent cannot end, the call is made all the same: it does no harm by itself.
+        // If the agent cannot end, the call is made all the same: by itself, it does no harm.
         let _ = resign::ask(false);
     }
     let is_filter = option as c_int == libc::PR_SET_SECCOMP && mode == libc::SECCOMP_MODE_FILTER as usize;
@@ -50,17 +51,18 @@ pub unsafe fn set(arguments: [usize; 6]) -> Answer {
     unsafe { pass_on(libc::SYS_seccomp, arguments, is_filter.then_some((2, filter))) }
 }
 
-/// Makes the call. `filter` is the index of the argument with a filter's address, and this address.
+/// Makes the call. If it sets a filter that forbids calls of the agent, the agent ends first. `filter` is the index of
+/// the argument with a filter's address, and this address.
 ///
 /// # Safety
 /// As the system call.
 unsafe fn pass_on(number: c_long, mut arguments: [usize; 6], filter: Option<(usize, usize)>) -> Answer {
-    // A child that shares the member's memory filters its own calls only.
+    // A child that shares the member's memory (`vfork`) sets filters for itself only.
     let filter = filter.filter(|_| is_member() && exec::is_served());
     if filter.is_some() && !arena::ensure(JUDGING_BYTES) {
         return refuse(libc::ENOMEM);
     }
-    // The kernel refuses a filter that cannot be read.
+    // Without a copy, the kernel refuses the filter, too: it cannot be read.
     let mut copy = filter.and_then(|(_, at)| copy_of(at));
     let is_forbidding = copy.as_deref().is_some_and(|filter| seccomp::forbidden_when_loaded(filter).is_some());
     // SAFETY: the caller's promise.
@@ -68,7 +70,7 @@ unsafe fn pass_on(number: c_long, mut arguments: [usize; 6], filter: Option<(usi
     if is_forbidding && filter.is_some_and(takes_filters) && !resign::ask(true) {
         return refuse(libc::ENOMEM);
     }
-    // The kernel gets what was judged: another thread may write the program's own.
+    // The kernel gets the copy that was judged: another thread may change the program's own filter meanwhile.
     let judged = copy.as_mut().map(|copy| libc::sock_fprog { len: copy.len() as u16, filter: copy.as_mut_ptr() });
     if let (Some((place, _)), Some(judged)) = (filter, &judged) {
         arguments[place] = std::ptr::from_ref(judged) as usize;
@@ -77,8 +79,9 @@ unsafe fn pass_on(number: c_long, mut arguments: [usize; 6], filter: Option<(usi
     unsafe { raw::call(number, arguments) }
 }
 
-/// Whether the kernel takes filters by such a call: the caller has set `no_new_privs` or has `CAP_SYS_ADMIN`, and the kernel knows
-/// the flags. It looks at both before it reads the instructions, and here there are none.
+/// Whether the kernel accepts filters by such a call: the caller has set `no_new_privs` or has `CAP_SYS_ADMIN`, and the
+/// kernel knows the flags. The kernel checks both before it reads the instructions, and the address that it is given
+/// here has none.
 ///
 /// # Safety
 /// As the system call.
@@ -89,7 +92,7 @@ unsafe fn takes_filters(number: c_long, mut arguments: [usize; 6], place: usize)
     raw::error(unsafe { raw::call(number, arguments) }) == Some(libc::EFAULT)
 }
 
-/// A copy of the filter that lies there.
+/// A copy of the filter at this address; `None` if it cannot be read, or has no length that a filter may have.
 fn copy_of(at: usize) -> Option<Vec<FilterInstruction>> {
     let mut program = libc::sock_fprog { len: 0, filter: std::ptr::null_mut() };
     // SAFETY: any bytes are such a structure, which is exclusively borrowed.
@@ -106,7 +109,7 @@ fn copy_of(at: usize) -> Option<Vec<FilterInstruction>> {
     Some(copy)
 }
 
-/// Copies memory of the program's. `None` if there is none.
+/// Copies memory of the program. `None` if it cannot be read.
 ///
 /// # Safety
 /// There is room for so many bytes, which are any bytes afterwards.

@@ -1,8 +1,8 @@
 //! `fork`: a child that may live long enough gets an agent of its own ([`crate::child`]).
 //!
 //! The C library's own `fork` makes the child. It also runs handlers and takes malloc's locks, so that the child may
-//! allocate, which starting a thread does. A malloc that the program brings along may not take its locks at a fork.
-//! Children of such a program stay inert.
+//! allocate, which it must to start a thread. If the program has another malloc, this may not take its locks at a fork.
+//! So children of such a program stay inert.
 
 use super::is_member;
 use crate::child;
@@ -21,7 +21,7 @@ struct Found {
 
 static FOUND: OnceLock<Found> = OnceLock::new();
 
-/// Looks the C library's function up. The constructor asks first: nothing may wait for the loader later.
+/// Looks up the C library's function. The constructor calls this first: later, nothing may wait for the loader.
 pub fn find() {
     found();
 }

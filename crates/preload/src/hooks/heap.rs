@@ -1,5 +1,5 @@
 //! The main heap, which grows and shrinks by `brk`. The C library's allocator calls the library's own `brk`, which
-//! [`patch`](super::patch) sends here. Where the C library is not patched, nobody sees the heap change, and the heap is
+//! [`patch`](super::patch) leads here. If the C library is not patched, changes of the heap go unseen, and the heap is
 //! not enrolled.
 
 use super::{ALL, Answer, ask, between, enter, refuse};
@@ -10,8 +10,8 @@ use page::{HostVirt, PAGE_BYTES};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The C library's variable with the heap's end (`__curbrk`), from which its `sbrk` computes; null where the C library is not
-/// patched.
+/// The C library's variable with the heap's end (`__curbrk`), from which its `sbrk` computes; null if the C library is
+/// not patched.
 static NOTED_END: AtomicPtr<AtomicPtr<c_void>> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Says where the C library notes the heap's end. To be called before the C library is patched.
@@ -30,11 +30,11 @@ pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
     // an atomic here. The C library itself expects callers of `brk` not to be interrupted by others.
     let noted = unsafe { NOTED_END.load(Ordering::Acquire).as_ref() };
     noted.inspect(|noted| noted.store(now as *mut c_void, Ordering::Relaxed));
-    // The kernel answers with the end that was before if it cannot set another one.
+    // If the kernel cannot set this end, it answers with the end that was before.
     c_answer(if (now as usize) < end as usize { refuse(libc::ENOMEM) } else { 0 }) as c_int
 }
 
-/// The system call: sets the heap's end and answers where it is.
+/// The system call: sets the heap's end, and returns the end that is in force then.
 ///
 /// # Safety
 /// The memory that the heap gives back is no longer used.
@@ -68,7 +68,7 @@ pub fn ask_heap() {
     }
 }
 
-/// Whether a mapping is part of a heap that may shrink without anybody seeing it.
+/// Whether a mapping is part of a heap whose changes go unseen.
 pub fn is_unseen_heap(mapping: &Mapping) -> bool {
     mapping.heap && !ALL.load(Ordering::Relaxed)
 }

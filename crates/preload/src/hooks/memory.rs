@@ -1,4 +1,4 @@
-//! Memory that is mapped, unmapped, protected and locked: `mmap`, `munmap`, `mprotect`, `mlock` and their kin.
+//! Memory that is mapped, unmapped, protected and locked: `mmap`, `munmap`, `mprotect`, `mlock` and similar functions.
 
 use super::{ALL, State, ask, enter, range, state};
 use agent::maps;
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
 const MCL_FUTURE: c_int = libc::MCL_FUTURE;
-/// Flags of mappings that are never enrolled, because their owner has plans for them that folding does not fit.
+/// Flags of mappings that are never enrolled, because folding does not suit their use.
 const UNFIT: c_int = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
 
 /// `mmap`
@@ -64,8 +64,8 @@ fn born(table: &mut Table, range: PageRange, access: c_int, flags: c_int) {
     if anonymous && flags & UNFIT == 0 && state() == State::Member {
         ask(table, range, Traits { access: access as u8, ..Traits::default() });
         if !ALL.load(Ordering::Relaxed) {
-            // The mapping is noted without being enrolled: if the program enrols it by advice later, its traits are
-            // known.
+            // The mapping is known to the table without being enrolled: if the program enrols it by advice later, its
+            // traits are known.
             table.unask(range);
         }
     }
@@ -129,21 +129,21 @@ pub unsafe extern "C" fn pkey_mprotect(at: *mut c_void, length: usize, access: c
     c_answer(answer) as c_int
 }
 
-/// Notes that the protection of a range was changed, or of part of it before an error.
+/// Notes that the protection of a range was changed; after an error, that of a part of it.
 fn protected(table: &mut Table, range: Option<PageRange>, access: c_int, answer: Answer) {
     let Some(range) = range.filter(|range| table.touches(*range)) else { return };
     let plain = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     if answer == 0 && access & !plain == 0 {
         return table.protect(range, access as u8);
     }
-    // Only the kernel knows how far it came before it gave up, or where a growing stack ends.
+    // Only the kernel knows how far it came before the error, or where a growing stack ends.
     table.protect(range, 0);
     for mapping in maps::mappings(range, false).unwrap_or_default() {
         table.protect(mapping.range, mapping.access);
     }
 }
 
-/// The pages that hold any of these bytes, as locking counts them.
+/// The pages that contain any of these bytes, as the kernel counts them for locking.
 fn holding(start: usize, length: usize) -> Option<PageRange> {
     let within = start % PAGE_BYTES;
     range(start - within, length.checked_add(within)?)
@@ -155,9 +155,9 @@ fn lock_pages(number: i64, at: usize, length: usize, flags: usize) -> c_int {
     c_answer(unsafe { raw::call(number, [at, length, flags, 0, 0, 0]) }) as c_int
 }
 
-/// Excludes a range from folding before an attempt to lock it. The range stays excluded if the attempt fails, because
-/// part of it may then be locked. The table is released before the attempt, which populates the range, and waits for
-/// pages of it that are out of reach.
+/// Excludes a range from folding before an attempt to lock it. The range stays excluded if the attempt fails, because a
+/// part of it may be locked then. The table's lock is released before the attempt: the kernel populates the range, and
+/// so waits for pages of it that a section has moved out.
 fn shut_locked(range: Option<PageRange>) {
     if let (Some(mut table), Some(range)) = (enter(), range) {
         table.shut(range, Shut::Locked);

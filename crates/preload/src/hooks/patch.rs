@@ -1,8 +1,8 @@
-//! Makes the C library's own calls go through the hooks.
+//! Leads the C library's own calls through the hooks.
 //!
-//! `malloc` and its like call `mmap` and `munmap` inside the C library, where nothing can be put in front of them. So
-//! the first instruction of the library's functions is replaced by a jump to the hooks. These make the system call by
-//! themselves, so nothing of the overwritten code is needed any more.
+//! `malloc` and similar functions call `mmap` and `munmap` inside the C library, where these calls cannot be
+//! interposed. So the first instruction of the library's functions is replaced by a jump to the hooks. The hooks make
+//! the system call by themselves, so the overwritten code is not needed any more.
 //!
 //! The agent patches all functions or none. It does so once, before the program's own code runs and while there is one
 //! thread. It writes through `/proc/self/mem`, which needs no change of the code's protection. So a host that forbids
@@ -42,7 +42,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Instruction that marks where an indirect call may arrive. It stays where it is.
+/// Instruction that marks the target of an indirect call. It stays where it is.
 const ENDBR64: [u8; 4] = [0xF3, 0x0F, 0x1E, 0xFA];
 /// Code of `jmp` to an address relative to the next instruction.
 const JUMP: u8 = 0xE9;
@@ -55,10 +55,10 @@ struct Place {
     jump: [u8; JUMP_BYTES],
 }
 
-/// Makes all calls inside the C library go through the hooks.
+/// Leads all calls inside the C library through the hooks.
 ///
 /// # Errors
-/// In this case, nothing is changed.
+/// Why it was not done. Nothing is changed then.
 pub fn patch() -> Result<(), Refusal> {
     if std::fs::read_dir("/proc/self/task").map_err(|_| Refusal::Threads)?.count() != 1 {
         return Err(Refusal::Threads);
@@ -66,7 +66,7 @@ pub fn patch() -> Result<(), Refusal> {
     patch_all()
 }
 
-/// As [`patch`], for callers that know that no thread is within any of the functions.
+/// As [`patch`], for callers that know that no thread is in any of these functions.
 pub fn patch_all() -> Result<(), Refusal> {
     let functions: [(&CStr, &'static str, usize); 8] = [
         (c"brk", "brk", heap::brk as *const () as usize),
@@ -109,7 +109,7 @@ pub fn patch_all() -> Result<(), Refusal> {
     write(&places)
 }
 
-/// A page of code near the C library, with jumps to hooks that are too far from it for a relative jump.
+/// A page of code near the C library, with jumps to hooks that are too far away for a relative jump.
 struct Trampolines {
     page: usize,
     code: Vec<u8>,
@@ -155,7 +155,7 @@ impl Trampolines {
     }
 }
 
-/// The jump from a function to a hook; `None` if the hook is too far away.
+/// The jump that is to be written into a function; `None` if the hook is too far away.
 fn place(function: usize, hook: usize) -> Option<Place> {
     // SAFETY: a function of the C library has at least four bytes: a system call alone takes more.
     let beginning = unsafe { (function as *const [u8; 4]).read_unaligned() };
@@ -165,7 +165,7 @@ fn place(function: usize, hook: usize) -> Option<Place> {
     Some(Place { address, jump: [JUMP, a, b, c, d] })
 }
 
-/// Writes all jumps, or undoes those that are written.
+/// Writes all jumps. If one cannot be written, undoes those before it.
 fn write(places: &[Place]) -> Result<(), Refusal> {
     let memory = File::options().write(true).open("/proc/self/mem").map_err(|_| Refusal::Forbidden)?;
     let mut before = Vec::new();

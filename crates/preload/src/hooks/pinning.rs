@@ -1,6 +1,6 @@
-//! Memory that a device is about to be given. VFIO and vDPA take its pages by a pin that does not wait. Where a thread
+//! Memory that a device is about to be given. VFIO and vDPA pin its pages by a call that does not wait: where a thread
 //! that touches the page would sleep, the kernel refuses the pin, and the device is not plugged in. So before such a
-//! request goes to the kernel, the hook waits for a section that is under way. Then it makes every page private and
+//! request goes to the kernel, the hook waits until no section is under way. Then it makes every page private and
 //! present, and excludes the memory from folding for good.
 //!
 //! vDPA's request for memory is no `ioctl`. Its other requests come before and are `ioctl`s: each is taken for a
@@ -12,33 +12,33 @@ use agent::table::{Shut, everything};
 use page::PageRange;
 use std::ffi::c_ulong;
 
-/// Type of the requests to VFIO and iommufd.
+/// Type of the `ioctl` requests to VFIO and iommufd.
 pub const VFIO: c_ulong = 0x3B;
-/// Type of the requests to vhost devices.
+/// Type of the `ioctl` requests to vhost devices.
 pub const VHOST: c_ulong = 0xAF;
 /// `VFIO_IOMMU_MAP_DMA`
 const VFIO_MAP: c_ulong = 0x3B71;
 /// `IOMMU_IOAS_MAP`
 const IOMMUFD_MAP: c_ulong = 0x3B85;
-/// Numbers of requests that only vDPA devices take.
+/// Numbers of vhost requests that only vDPA devices take.
 const VDPA: std::ops::RangeInclusive<c_ulong> = 0x70..=0x8F;
 
-/// Prepares memory that this request may have pinned.
+/// Prepares the memory that this request may have pinned.
 pub fn prepare(request: c_ulong, argument: usize) {
     let Some(range) = memory_of(request, argument) else { return };
     let Some(mut table) = enter().filter(|table| state() == State::Member && table.touches(range)) else { return };
     table.shut(range, Shut::Pinned);
-    // Among these pages are some that were discarded, and wait for a touch to become zeros.
+    // Some of these pages may have been discarded, and become zeros only when they are touched.
     for (part, _) in table.pooled_pages(range).into_iter().flat_map(|pooled| table.known(pooled)) {
         let arguments = [part.start.0 as usize, bytes(part), libc::MADV_POPULATE_WRITE as usize, 0, 0, 0];
         // SAFETY: populating for writing changes no contents; it makes the kernel break the mapping of the pool.
         unsafe { raw::call(libc::SYS_madvise, arguments) };
     }
-    // If memory is short, the request fails as it would without us.
+    // If memory is short, the request fails, as it would without the agent.
     let _ = break_slots(&mut table, range);
 }
 
-/// The memory that a request is about, if it may have memory pinned.
+/// The memory that a request may have pinned; `None` if it has none pinned.
 fn memory_of(request: c_ulong, argument: usize) -> Option<PageRange> {
     let words = || words_at(argument);
     let (start, length) = match request {
@@ -52,7 +52,7 @@ fn memory_of(request: c_ulong, argument: usize) -> Option<PageRange> {
     range(start, length)
 }
 
-/// The words that a request's argument points to, if it points anywhere.
+/// The words that a request's argument points to; `None` if they cannot be read.
 fn words_at(argument: usize) -> Option<[usize; 4]> {
     let mut words = [0; 4];
     let to = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(&words) };
@@ -100,7 +100,7 @@ mod tests {
         let (pool, member) = (pool(), Member::new(8));
         let all = member.0.range();
         assert_eq!(fold(&mut section, all, Some((&pool, 0))), [Outcome::Folded; 8]);
-        // One is the program's own, one has been discarded, and writers are kept out of one.
+        // One page is private, one has been discarded, and writers are kept out of one.
         member.word(5, 9).store(5, Ordering::Relaxed);
         discard_past_hooks(&member, 3);
         assert!(!can_be_taken(&member, 3), "the stand-in waits");

@@ -1,5 +1,5 @@
-//! NUMA policies of memory: `mbind` and `set_mempolicy_home_node`, which programs call by number, as `libnuma` does for
-//! them. A mapping of the pool cannot have a policy of its own: the kernel would give it to the pool's file. So memory
+//! NUMA policies of memory: `mbind` and `set_mempolicy_home_node`, which programs (and `libnuma`) call by number. A
+//! mapping of the pool cannot have a policy of its own: the kernel would give the policy to the pool's file. So memory
 //! with a policy is not folded.
 
 use super::{Answer, break_slots, enter, range};
@@ -15,7 +15,7 @@ const OF_ADDRESS: usize = 2;
 /// `MPOL_DEFAULT`: no policy of its own.
 const NONE: i32 = 0;
 
-/// Makes a system call that gives the memory at its first argument, as long as its second, a policy.
+/// Makes a system call that gives a policy to memory. Its first two arguments are the memory's address and length.
 ///
 /// # Safety
 /// As the system call.
@@ -25,17 +25,17 @@ pub unsafe fn bind(number: libc::c_long, arguments: [usize; 6]) -> Answer {
     let Some(range) = range(arguments[0], arguments[1]) else { return pass() };
     let Some(mut table) = enter().filter(|table| table.touches(range)) else { return pass() };
     let answer = pass();
-    // A call that failed may have changed some of the mappings.
+    // Even a call that failed may have changed some of the mappings.
     look_at(&mut table, range);
     answer
 }
 
-/// Excludes the parts of a range that have a policy, and lets in the others.
+/// Excludes the parts of a range that have a policy from folding, and no longer the others.
 fn look_at(table: &mut Table, range: PageRange) {
     table.shut(range, Shut::Policy);
     for mapping in maps::mappings(range, false).unwrap_or_default() {
         if has_policy(mapping.range.start) {
-            // Private copies are placed by the policy. If memory is short, pages go on mapping the pool.
+            // Private copies are placed as the policy says. If memory is short, the pages still map the pool.
             let _ = break_slots(table, mapping.range);
         } else {
             table.open(mapping.range, Shut::Policy);
@@ -43,8 +43,8 @@ fn look_at(table: &mut Table, range: PageRange) {
     }
 }
 
-/// Whether the mapping that holds a page has a policy of its own. A kernel that cannot be asked does not let a policy be
-/// set either.
+/// Whether the mapping that contains a page has a policy of its own. A kernel that does not answer this lets no policy
+/// be set either.
 pub fn has_policy(page: HostVirt) -> bool {
     let mut policy = NONE;
     let arguments = [&raw mut policy as usize, 0, 0, page.0 as usize, OF_ADDRESS, 0];

@@ -1,7 +1,8 @@
-//! `syscall`: calls that a program makes by number go through the same hooks as calls by name.
+//! `syscall`: system calls that a program makes by number go through the same hooks as calls by name.
 //!
-//! All other numbers are passed to the kernel as the C library does it: in one go from registers to registers. Some
-//! calls make a child on the caller's stack (`vfork`, `clone`), and nobody must find a frame of the agent's there.
+//! All other numbers are passed to the kernel as the C library does it, from registers to registers, without using the
+//! stack: some calls make a child that goes on with the caller's stack (`vfork`, `clone`), and must find no frame of
+//! the agent's there.
 
 use super::{advice, exec, exit, filter, heap, memory, policy, remap};
 use agent::raw::{Answer, c_answer};

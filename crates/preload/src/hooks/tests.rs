@@ -231,8 +231,8 @@ fn memory_that_stays_behind_a_move_reads_as_zeros() {
     unmap_all(moved, 4);
 }
 
-/// Another thread maps memory past the hooks while folded memory is moved mapping by mapping. It was once given addresses that
-/// the moved mappings had left, and lost them when the whole place was unmapped or filled.
+/// Another thread maps memory in a way that bypasses the hooks, while folded memory is moved mapping by mapping. Once,
+/// it was given addresses that the moved mappings had left, and lost them when the whole place was unmapped or filled.
 #[test]
 fn memory_that_is_mapped_during_a_move_stays() {
     // Other tests would be given these addresses, too.
@@ -274,7 +274,7 @@ fn memory_that_is_mapped_during_a_move_stays() {
     });
 }
 
-/// Only the middle was ever asked in, and it is watched, so that the kernel sees three mappings where the program sees one.
+/// Only the middle was ever enrolled, and it is watched, so the kernel sees three mappings where the program sees one.
 #[test]
 fn mapping_of_which_a_part_is_known_is_moved_and_grows() {
     member();

@@ -1,15 +1,16 @@
-//! `ioctl`, for the sake of the program's own userfaultfd (postcopy migration, snapshots): a mapping has room for one
-//! userfaultfd, and the program's takes precedence. Write-protection works on mappings of the pool as it does on
-//! anonymous memory. It does so with any features that the program asked for: the kernel looks at the mapping only
+//! `ioctl`, because of the program's own userfaultfd (postcopy migration, snapshots): a mapping can be registered with
+//! one userfaultfd, and the program's takes precedence. Write protection works on mappings of the pool as it does on
+//! anonymous memory, with any features that the program has asked for: the kernel only checks the mapping
 //! (`vma_can_userfault`).
 //!
-//! Two requests work on anonymous memory only: being told of missing pages, and moving pages. The agent's thread makes
-//! folded memory anonymous before they are made. Where it cannot, moves are answered by `EBUSY`, as the kernel does where
-//! a page may be pinned. The program is then told of missing pages only where memory was anonymous.
+//! Two requests work on anonymous memory only: registering for missing pages, and moving pages. The agent's thread
+//! makes folded memory anonymous before these requests are made. If it cannot, moves are answered by `EBUSY`, as the
+//! kernel does for a page that may be pinned. The program then gets messages of missing pages only where memory was
+//! anonymous.
 //!
 //! Requests that have memory pinned are prepared by [`pinning`].
 //!
-//! All other requests go straight to the kernel: virtual processors are run through this function.
+//! All other requests go straight to the kernel, and quickly: virtual processors run by this call.
 
 use super::{State, enter, pinning, range, refuse, state};
 use agent::raw::{self, Answer, c_answer};
@@ -26,7 +27,7 @@ const UFFDIO_UNREGISTER: c_ulong = 0x8010_AA01;
 const UFFDIO_MOVE: c_ulong = 0xC028_AA05;
 /// `UFFDIO_REGISTER_MODE_MISSING`
 const MISSING: u64 = 1;
-/// Most times that memory is made anonymous for one request, because it was folded again.
+/// Most times that memory is made anonymous for one request, if it is folded again meanwhile.
 const MOST_TRIES: u32 = 3;
 
 /// `struct uffdio_range`, with which `struct uffdio_register` begins too.
@@ -61,7 +62,8 @@ const _: () = assert!(size_of::<Range>() == (UFFDIO_UNREGISTER as usize >> 16 & 
 const _: () = assert!(size_of::<Register>() == (UFFDIO_REGISTER as usize >> 16 & 0x3fff));
 const _: () = assert!(size_of::<Move>() == (UFFDIO_MOVE as usize >> 16 & 0x3fff));
 
-/// The agent's ways of giving way, called without the table's lock.
+/// Functions of the agent by which memory is yielded to the program's userfaultfd. They are called without the table's
+/// lock.
 #[derive(Clone, Copy)]
 struct Ways {
     yield_range: fn(PageRange),
@@ -70,8 +72,8 @@ struct Ways {
 
 static WAYS: OnceLock<Ways> = OnceLock::new();
 
-/// Sets the function that takes the agent's userfaultfds off a range on which the program is about to register one. The other
-/// makes anonymous memory of a range, and says whether it did.
+/// Sets two functions. The first unregisters a range from the agent's userfaultfds, because the program is about to
+/// register its own. The second makes the memory of a range anonymous, and returns whether it did.
 pub fn set_ways(yield_range: fn(PageRange), make_anonymous: fn(PageRange) -> bool) {
     // A second call sets the same functions.
     let _ = WAYS.set(Ways { yield_range, make_anonymous });
@@ -83,8 +85,8 @@ pub fn set_ways(yield_range: fn(PageRange), make_anonymous: fn(PageRange) -> boo
 /// As the system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
-    // SAFETY: the caller's arguments are passed on with the caller's promises. Other arguments are structures of the same
-    // request, which this module has made of them.
+    // SAFETY: the caller's arguments are passed on with the caller's promises. Other arguments are structures of the
+    // same request, which this module has made of them.
     let ask =
         |argument: usize| unsafe { raw::call(libc::SYS_ioctl, [file as usize, request as usize, argument, 0, 0, 0]) };
     let kind = request >> 8 & 0xFF;
@@ -92,7 +94,7 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
     if !ours || state() != State::Member || arena::holds(raw::stack()) {
         return c_answer(ask(argument)) as c_int;
     }
-    // The kernel takes the request for an `unsigned int`.
+    // The kernel takes the request number as an `unsigned int`.
     let answer = match request & 0xFFFF_FFFF {
         request if kind != UFFDIO_TYPE => {
             pinning::prepare(request, argument);
@@ -106,20 +108,20 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
     c_answer(answer) as c_int
 }
 
-/// Registers the program's userfaultfd. The agent's userfaultfds are taken off the range before, and stay off until the
-/// program unregisters its own.
+/// Registers a range with the program's userfaultfd. The range is unregistered from the agent's userfaultfds before,
+/// and stays so until the program unregisters its own.
 fn register(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
     let asked = unsafe { (argument as *const Register).read_unaligned() };
     let Some(range) = range_of(asked.range.start, asked.range.length) else { return pass() };
     let is_known = |table: &Guard| state() == State::Member && table.touches(range);
     let is_yielded = |table: &Guard| table.known(range).iter().any(|(_, traits)| traits.is_yielded());
-    // Where a part has the program's userfaultfd already, the agent cannot change it any more.
+    // If a part is registered with the program's userfaultfd already, the agent cannot replace it any more.
     let may_wait = asked.mode & MISSING != 0 && !enter().as_ref().is_some_and(is_yielded);
     let table = if may_wait { anonymous(&[range]) } else { None };
     let Some(mut table) = table.unwrap_or_else(enter).filter(is_known) else { return pass() };
     let before = is_yielded(&table);
-    // The range is shut first, so that no fold puts the agent's userfaultfd back once it has been taken off.
+    // The range is excluded from folding first, so that no fold registers it with the agent's userfaultfd again.
     table.shut(range, Shut::Yielded);
     drop(table);
     WAYS.get().inspect(|ways| (ways.yield_range)(range));
@@ -141,7 +143,7 @@ fn unregister(argument: usize, pass: impl Fn() -> Answer) -> Answer {
     answer
 }
 
-/// Locks the table as [`enter`] does, once nothing of these ranges lies in mappings of the pool. The outer `None`: the
+/// Locks the table as [`enter`] does, once no page of these ranges lies in mappings of the pool. The outer `None`: the
 /// memory cannot be made anonymous.
 #[expect(clippy::option_option, reason = "the inner one is that of every hook")]
 fn anonymous(ranges: &[PageRange]) -> Option<Option<Guard>> {
@@ -158,20 +160,20 @@ fn anonymous(ranges: &[PageRange]) -> Option<Option<Guard>> {
     None
 }
 
-/// Has pages moved that the program sees in one mapping, and the kernel in several: part by part, in order.
+/// Moves pages that lie in one mapping to the program, and in several to the kernel: part by part, in order.
 fn move_pages(argument: usize, ask: impl Fn(usize) -> Answer) -> Answer {
     let moved_at = argument.wrapping_add(std::mem::offset_of!(Move, moved)) as *mut i64;
     // SAFETY: with this request, the program passes this structure. The kernel reads it at the same place in a moment.
     let asked = unsafe { (argument as *const Move).read_unaligned() };
     let ranges = [asked.from, asked.to].map(|start| range_of(start, asked.length));
     let [Some(from), Some(to)] = ranges else { return ask(argument) };
-    // The table's lock is held until all is moved. Until then no page is out of reach, and none is folded.
+    // The table's lock is held until all pages are moved. So no page is folded or out on a stage meanwhile.
     let Some(table) = anonymous(&[from, to]) else { return refuse(libc::EBUSY) };
     if !table.as_ref().is_some_and(|table| table.touches(from) || table.touches(to)) {
         return ask(argument);
     }
     let mut answer = ask(argument);
-    // The kernel looks at the mappings before it moves anything.
+    // These errors come from the mappings, which the kernel checks before it moves anything.
     if !matches!(raw::error(answer), Some(libc::EINVAL | libc::ENOENT)) {
         return answer;
     }
@@ -187,11 +189,11 @@ fn move_pages(argument: usize, ask: impl Fn(usize) -> Answer) -> Answer {
     let moved = if done == 0 { answer as i64 } else { done.cast_signed() };
     // SAFETY: as above; the kernel writes to this field.
     unsafe { moved_at.write_unaligned(moved) };
-    // As the kernel, answers `EAGAIN` to a request that was done in part.
+    // As the kernel does, answers `EAGAIN` to a request that was carried out in part.
     if answer != 0 && done > 0 { refuse(libc::EAGAIN) } else { answer }
 }
 
-/// The parts of a move that lie in one mapping each, at both places: distances from the beginning.
+/// The parts of a move that lie in one mapping each, at both places, as distances in bytes from the beginning.
 fn parts_of(from: PageRange, to: PageRange) -> Vec<(u64, u64)> {
     let length = from.pages * PAGE_BYTES as u64;
     let mut cuts = BTreeSet::from([0, length]);

@@ -77,8 +77,8 @@ fn nothing_behind_a_locked_page_is_discarded() {
     }
 }
 
-/// The C library ends such a thread in the first of its functions that may wait, `open` and `close` among them. In a hook,
-/// the table would stay locked.
+/// The C library ends such a thread in the first of its functions that may wait, `open` and `close` among them. In a
+/// hook, the table would stay locked.
 #[test]
 fn thread_that_is_to_be_cancelled_leaves_the_hook_first() {
     static LEFT: AtomicU32 = AtomicU32::new(0);

@@ -31,8 +31,8 @@ fn mapped(range: PageRange) -> u64 {
     maps::mappings(range, false).unwrap().iter().map(|mapping| mapping.range.pages).sum()
 }
 
-/// Moves 64 pages in a process that may have only so many pages more. Memory at a given place does not count. Returns the
-/// answer.
+/// Moves 64 pages in a process that may have only so many pages more. Memory at a given place does not count. Returns
+/// the answer.
 fn remap_within(more: u64, at: usize, new: usize, flags: i32, to: usize) -> Result<usize, i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let data = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB")).unwrap();
@@ -116,7 +116,7 @@ fn slots_behind_memory_that_shrinks_are_released() {
     unmap_all(at, 2);
 }
 
-/// The memory that lay there was unmapped past the hooks.
+/// The memory that lay there was unmapped in a way that bypasses the hooks.
 #[test]
 fn memory_that_grows_in_place_maps_no_slots_of_what_lay_there() {
     if !alone("hooks::tests::moves::memory_that_grows_in_place_maps_no_slots_of_what_lay_there") {
