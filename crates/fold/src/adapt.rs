@@ -5,11 +5,11 @@
 //! | in this window, the group | rate |
 //! |---|---|
 //! | took more processor time than its budget | half |
-//! | took 1/100 of a processor, while tasks of the host waited for one in a tenth of the time | half |
-//! | used less than half of its rate | as before: the rate does not bind |
-//! | reclaimed a page for each [`Price::good`] of processor time | double, if that fits into the budget and few wait for a processor |
+//! | took 1/100 of a processor, while tasks of the host waited for a processor in a tenth of the time | half |
+//! | fingerprinted less than half of the pages that the rate allows | as before: the rate does not limit it |
+//! | reclaimed a page for each [`Price::good`] of processor time | double, if the double processor time is within the budget and tasks seldom wait for a processor |
 //! | reclaimed less than a page for each [`Price::poor`] | half |
-//! | did neither | as before |
+//! | none of these | as before |
 //!
 //! Reclaimed pages are those that folded and were not written again within a minute. While tasks of the host wait for
 //! memory, a page is worth eight times as much. Then a window with a good yield doubles the rate even if other tasks
@@ -18,27 +18,29 @@
 use crate::group::Group;
 use std::time::{Duration, Instant};
 
-/// Time over which a group is judged: 10 s, as the kernel's averages of waiting tasks. Agents report their counters in it.
+/// Time after which the rate is judged by the work of the group: 10 s, the same time as the kernel's `avg10` of waiting
+/// tasks (PSI). It is long enough for agents to report their counters.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Rate to begin with, in pages a second: 4096, or 16 MiB a second.
+/// Scan rate with which a group begins, in pages a second: 4096, or 16 MiB a second.
 pub const FIRST: u32 = 4096;
-/// Lowest rate, in pages a second: 256, or 1 MiB a second.
+/// Lowest scan rate of a group, in pages a second: 256, or 1 MiB a second.
 pub const LOWEST: u32 = 256;
-/// Highest rate, in pages a second: 1,048,576, or 4 GiB a second.
+/// Highest scan rate of a group, in pages a second: 1,048,576, or 4 GiB a second.
 pub const HIGHEST: u32 = 1 << 20;
-/// Part of a processor that delays no other task much: 1/100.
+/// A group that takes less than this part of a processor keeps its rate even if tasks wait for a processor: 1/100.
 const LITTLE: f64 = 0.01;
-/// Part of time with some task waiting for a processor from which on others are delayed, in percent.
+/// If some task waited for a processor in this percentage of the time or more, the group is taken to delay other tasks.
 const CROWDED_PERCENT: f64 = 10.0;
-/// Part of time with some task waiting for memory from which on the host is short of memory, in percent.
+/// If some task waited for memory in this percentage of the time or more, the host counts as short of memory.
 const SHORT_PERCENT: f64 = 1.0;
 
 /// Processor time that a reclaimed page may take.
 #[derive(Clone, Copy, Debug)]
 struct Price {
-    /// Processor time of a page up to which the rate is doubled: about the time of reading a page from a swap device.
+    /// If a reclaimed page took no more processor time than this, the rate is doubled: about the time of reading a page
+    /// from a swap device.
     good: Duration,
-    /// Processor time of a page beyond which the rate is halved.
+    /// If a reclaimed page took more processor time than this, the rate is halved.
     poor: Duration,
 }
 
@@ -47,7 +49,7 @@ const USUAL: Price = Price { good: Duration::from_micros(100), poor: Duration::f
 /// Prices while tasks wait for memory: 800 us and 3200 us.
 const SHORT: Price = Price { good: Duration::from_micros(800), poor: Duration::from_micros(3200) };
 
-/// Work of a group in a window, and its yield.
+/// What a group did in a window ([`WINDOW`]), and the pages that it reclaimed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Length of the window.
@@ -113,7 +115,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Members choose some of these numbers, so that nothing here overflows.
+    /// The work since the counters were `then`. Members choose some of these numbers, so differences do not go below 0.
     fn since(&self, then: &Self, time: Duration) -> Work {
         let short = self.short_folds.saturating_sub(then.short_folds);
         Work {
@@ -128,7 +130,7 @@ impl Counted {
 /// The rate of a group, and the window that is under way.
 #[derive(Clone, Debug)]
 pub struct Adaptive {
-    /// Most pages to fingerprint a second, now.
+    /// Most pages that the group's members together fingerprint in a second, at the moment.
     pub rate: u32,
     /// Reason of the last change of the rate; empty before the first change.
     pub reason: String,
@@ -137,7 +139,7 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// The rate to begin with.
+    /// Begins with the rate [`FIRST`].
     pub const fn new(now: Instant, counted: Counted) -> Self {
         Self { rate: FIRST, reason: String::new(), since: now, then: counted }
     }
@@ -171,7 +173,7 @@ impl Group {
         }
     }
 
-    /// Judges a window that is over. Reports an event if the rate has changed.
+    /// Judges the window if it is over. Tells the supervisor if the rate has changed.
     pub(crate) fn tick_rate(&mut self, now: Instant) {
         let Some(budget) = self.settings.scan_budget_percent else { return };
         let Some(mut adaptive) = self.adaptive.take_if(|adaptive| adaptive.is_due(now)) else { return };
@@ -254,7 +256,7 @@ mod tests {
         let rates = scene.pass(6, &NOBODY);
         assert_eq!(rates, [8192, 16_384, 32_768, 32_768, 32_768, 32_768]);
         assert!(scene.adaptive.reason.contains("81920 pages were reclaimed for 409 ms"), "{}", scene.adaptive.reason);
-        // Folding gets dearer: the budget binds.
+        // Folding takes more processor time now, so that the budget limits the rate.
         scene.costs.1 = Duration::from_micros(40);
         assert_eq!(scene.pass(5, &NOBODY), [16_384, 8192, 4096, 4096, 4096]);
         assert!(scene.adaptive.reason.contains("may take 10%"), "{}", scene.adaptive.reason);

@@ -11,20 +11,20 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{Hello, MemberState, MemberStats, Outcome, RestedRun, ToAgent, ToWorker, VERSION};
 
-/// Pages that are booked in one step: largest number of reported ones, and least number of claimed or released ones.
-/// One frame may name a hundred million pages.
+/// Once a member's message has had this many pages booked, other work goes on: 512. Reports are cut into steps of at
+/// most so many pages; runs of claimed or released pages are booked whole. One frame may name a hundred million pages.
 const STEP_PAGES: u16 = 512;
-/// Time without requests after a member could not fold: 1 s.
+/// Time for which a member is asked nothing after it could not fold for a reason that holds for all of its pages: 1 s.
 const REST: Duration = Duration::from_secs(1);
-/// Longest time for which requests to fold wait for contents: 500 ms.
+/// Longest time for which requests to fold wait until more slots are filled ([`Group::is_gathering`]): 500 ms.
 const GATHER_TIME: Duration = Duration::from_millis(500);
-/// Largest part of the pool that a member's released slots may take while its leases are held: 1/8. Beyond it, the
-/// member is not asked to fold.
+/// Largest part of the pool that slots may take which a member has released and which its forked children may still map
+/// (`lease.rs`): 1/8. Beyond it, the member is not asked to fold.
 const DEFERRED_PART: u64 = 8;
 
 impl Group {
-    /// Books a part of what a member has said, or reads its next frame and acts on it. Cuts the member off if it lies. Returns whether it
-    /// had said anything.
+    /// Books a part of a frame that was read before, or reads the member's next frame and acts on it. Cuts the member
+    /// off if the frame cannot be true. Returns whether there was anything to book or to read.
     pub fn hear(&mut self, id: MemberId, buffer: &mut [u8], now: Instant) -> bool {
         self.step(id, buffer, now).unwrap_or_else(|why| {
             self.cut(id, &why);
@@ -125,7 +125,8 @@ impl Group {
         let pages = |runs: &[wire::FoldRun]| runs.iter().map(|run| usize::from(run.pages)).sum::<usize>();
         let (asked, runs) = member.folds.pop_front().ok_or(Cut::NotAsked)?;
         let answers = asked == request && pages(&runs) == outcomes.len();
-        // Where the answer does not fit the request, the pages count as folded: the member may map their slots.
+        // If the answer does not fit the request, all pages of the request count as folded: the member may map their
+        // slots.
         let done = if answers { outcomes } else { &[Outcome::Folded; wire::FOLD_PAGES][..pages(&runs)] };
         let sum = self.planner.folded(id, &runs, done);
         if sum.is_stuck {
@@ -135,7 +136,7 @@ impl Group {
         if answers { Ok(()) } else { Err(Cut::NotAsked) }
     }
 
-    /// Books a part of a member's reports, claims and releases.
+    /// Books about [`STEP_PAGES`] pages of the reports, claims and releases that the member has sent.
     fn work_off(&mut self, id: MemberId, now: Instant) -> Result<(), Cut> {
         let mut pages = 0;
         while pages < u64::from(STEP_PAGES) {
@@ -174,7 +175,8 @@ impl Group {
         Ok(())
     }
 
-    /// Begins to make all memory private if a member maps a slot of another member although members share nothing.
+    /// If `crosses`, begins to make all folded pages private: a member maps a slot of another member, although members
+    /// are to share nothing.
     fn mind_crossing(&mut self, crosses: bool, now: Instant) {
         if crosses {
             self.clear(crate::group::Clearing::Separation);
@@ -182,7 +184,8 @@ impl Group {
         }
     }
 
-    /// Hands the holds of a member's released slots over to its leases.
+    /// Hands the holds of slots that a member has released over to its leases, which keep them as long as forked
+    /// children may map the slots.
     fn hand_over_deferred(&mut self, id: MemberId, now: Instant) {
         let Some(member) = self.members.get_mut(&id) else { return };
         for slot in std::mem::take(&mut self.planner.place(id).deferred) {
@@ -190,8 +193,8 @@ impl Group {
         }
     }
 
-    /// Reads from the kernel how many frames a member's process has. If the kernel does not tell, the number is not
-    /// bounded.
+    /// Reads from the kernel how many page frames a member's process has. If the kernel does not tell, `u64::MAX` is
+    /// noted: what the member reports is not bounded by it.
     fn count_frames(&mut self, id: MemberId) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let counters = host::MemoryCounters::of(member.identity.pid);
@@ -220,7 +223,7 @@ impl Group {
         }
     }
 
-    /// Hands out new segments, and makes the requests that the plan wants.
+    /// Sends members the files of new segments, and the requests to fold and to show pages that the planner wants.
     pub fn speak(&mut self, now: Instant) {
         for number in std::mem::take(&mut self.planner.pool.made) {
             if let Some((slots, file)) = self.hand_out(number) {
@@ -254,8 +257,9 @@ impl Group {
         self.flush(now);
     }
 
-    /// Whether requests to fold wait. While reports are booked and members show contents, more and more neighbours of a page
-    /// can be folded with it. A member does that at a time, for less than one by one.
+    /// Whether requests to fold wait. While reports are booked and members show page contents for new slots, more and
+    /// more neighbours of a page can be folded in one run with it. Folding a run costs a member less than folding its
+    /// pages one by one.
     fn is_gathering(&mut self, now: Instant) -> bool {
         let planner = &mut self.planner;
         let mut brings_more = |(id, member): (&MemberId, &Member)| {
@@ -268,7 +272,8 @@ impl Group {
         now.saturating_duration_since(*self.gathers_since.get_or_insert(now)) < GATHER_TIME
     }
 
-    /// Gives all members a segment.
+    /// Sends all members the file of this segment, and returns its number of slots and file; `None` if there is no such
+    /// segment.
     pub(crate) fn hand_out(&mut self, number: u8) -> Option<(u32, Rc<OwnedFd>)> {
         let (slots, file) = self.planner.pool.handout(number)?;
         for member in self.members.values_mut().filter(|member| member.is_serving) {
@@ -289,7 +294,7 @@ impl Group {
     }
 }
 
-/// Cuts a report into steps. A huge page is one of them.
+/// Cuts a report into steps of at most [`STEP_PAGES`] pages. A huge page, of 512 pages, is a step of its own.
 fn steps(runs: &[RestedRun], fingerprints: Vec<Fingerprint>) -> Vec<Booking> {
     let most = usize::from(STEP_PAGES);
     if fingerprints.len() <= most {

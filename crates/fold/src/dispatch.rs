@@ -1,5 +1,5 @@
 //! Requests to a member, made from the marks of its pages in the order of addresses. Consecutive pages that are to map
-//! consecutive slots are one run, and a run takes one mapping.
+//! consecutive slots are one run, and a run takes one mapping (VMA).
 
 use crate::plan::Planner;
 use crate::segment::SlotState;
@@ -8,11 +8,12 @@ use crate::transition::Event;
 use page::{HostVirt, PageRange, PoolSlot};
 use wire::{DONATION_PAGES, FOLD_PAGES, FoldRun, Target};
 
-/// Pages that a member is asked to show, and the slots for their bytes, a hold each until the answer.
+/// Pages that a member is asked to show, and the slots that their bytes are to fill. The donation has a hold of each
+/// slot until the member answers.
 #[derive(Debug, Default)]
 pub struct Donation {
     pub(crate) slots: Vec<PoolSlot>,
-    /// The pages, in the same order.
+    /// The pages, in the order of `slots`.
     pub ranges: Vec<PageRange>,
 }
 
@@ -31,7 +32,7 @@ impl Donation {
     }
 }
 
-/// Adds a page to runs of pages: to the last run if it continues that.
+/// Adds a page to the last run if it continues this run; otherwise it begins another run.
 fn push(runs: &mut Vec<FoldRun>, address: HostVirt, target: Target) {
     if let Some(last) = runs.last_mut() {
         let goes_on = last.start.add_pages(last.pages.into()) == address
@@ -106,7 +107,7 @@ impl Planner {
         true
     }
 
-    /// The page at an address, if its chunk is known.
+    /// The page at this address of the member; `None` if nothing is known of its chunk.
     pub(crate) fn page_at(&mut self, member: MemberId, address: HostVirt) -> Option<PageRef> {
         let chunk = *self.place(member).chunks.get(&(address.page() / CHUNK_PAGES))?;
         Some(PageRef::new(chunk, (address.page() % CHUNK_PAGES) as usize))

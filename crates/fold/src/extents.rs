@@ -1,5 +1,5 @@
-//! Free places of a segment, as extents. Neighbours that come free join. The longest extent is taken first, so that
-//! places taken one after the other lie side by side.
+//! Free slots of a segment (places), as extents of neighbours. A slot that becomes free joins the free extents beside
+//! it. The longest extent is taken first, so that slots taken one after the other lie side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Adds a place that has come free.
+    /// Adds a place that has become free.
     pub fn insert(&mut self, place: u32) {
         let (mut start, mut length) = (place, 1);
         if let Some((&before, &n)) = self.by_start.range(..place).next_back() {
@@ -40,7 +40,7 @@ impl Extents {
         self.by_length.remove(&(length, start));
     }
 
-    /// Takes the longest extent, or its first `most` places.
+    /// Takes the longest extent, or its first `most` places; `None` if no place is free.
     pub fn take(&mut self, most: u32) -> Option<std::ops::Range<u32>> {
         let (length, start) = *self.by_length.last()?;
         self.forget(start, length);

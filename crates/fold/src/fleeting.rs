@@ -12,11 +12,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Age in seconds below which a slot that nobody maps any more was short-lived.
+/// If nobody maps a slot any more within this time after it was filled, its content was short-lived, in seconds.
 pub const LIFE: u32 = 60;
-/// First and longest wait of a short-lived content, in seconds.
+/// First and longest time for which a short-lived content gets no slot, in seconds.
 const WAIT: (u32, u32) = (60, 960);
-/// Most contents that are remembered.
+/// Most short-lived contents that are remembered: 65,536. Further ones are not noted.
 const MOST: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,8 @@ struct Wait {
 }
 
 impl Wait {
-    /// Whether the wait ended so long ago that the content counts as new.
+    /// Whether the content has not been short-lived again for as long after the wait as the wait took. It then counts
+    /// as new.
     const fn is_old(self, now: u32) -> bool {
         now >= self.until + self.seconds
     }
@@ -67,7 +68,7 @@ impl Fleeting {
         self.waits.get(&content).is_some_and(|wait| now < wait.until)
     }
 
-    /// Bytes of memory that this takes.
+    /// Bytes of memory that the remembered contents take.
     pub fn bytes(&self) -> u64 {
         self.waits.capacity() as u64 * 17
     }

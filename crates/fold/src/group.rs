@@ -1,7 +1,8 @@
 //! The group: its members, its departed members, and its settings.
 //!
 //! `api::control` lists the orders of a supervisor. Most settings take effect at once. Before members cease to share
-//! with each other, and before the pool is renewed, everything is made private, as far as there is room (`room.rs`):
+//! with each other, and before the pool is replaced by a new one, members make all folded pages private again, as far
+//! as there is memory for them (`room.rs`):
 //!
 //! ```text
 //!   sharing --- intra-member-only set, or too many segments, or too much waste ----> clearing: everybody unfolds
@@ -36,7 +37,8 @@ use wire::{FoldMode, ToAgent};
 
 /// Most members of a group.
 pub const MOST_MEMBERS: usize = 1024;
-/// Most departed members when another member is admitted: of all processes, and of one. Each has a lease, and slots.
+/// No member is admitted while there are so many departed members: 4096 of all processes, or 16 of the process that
+/// wants to connect. Each departed member keeps a lease and slots.
 const MOST_DEPARTED: (usize, usize) = (4096, 16);
 /// Most messages that may wait for the supervisor; beyond them the oldest event is dropped.
 const MOST_NEWS: usize = 4096;
@@ -44,19 +46,20 @@ const MOST_NEWS: usize = 4096;
 /// A message to the supervisor, and the files that go with it.
 pub type Message = (News, Vec<Rc<OwnedFd>>);
 
-/// Why everything is made private.
+/// Why all members are told to make their folded pages private.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
-    /// Members are to share nothing with each other any more.
+    /// The setting `intra_member_only` was switched on: members are to share no page with each other.
     Separation,
-    /// The pool is spread over the segments of too many earlier workers, or has too many slots that cannot be used again.
+    /// The pool is to be replaced by a new one, because it has too many segments, most of them made by earlier workers,
+    /// or too many slots that cannot be used again.
     Renewal,
 }
 
 /// A group in its worker.
 #[derive(Debug)]
 pub struct Group {
-    /// The table of pages, and the plan for them.
+    /// What the worker knows of members' pages, and the plan to fold them.
     pub planner: Planner,
     /// Members that are connected.
     pub members: BTreeMap<MemberId, Member>,
@@ -65,24 +68,27 @@ pub struct Group {
     pub departed: Vec<DepartedMember>,
     pub(crate) former: Former,
     pub(crate) settings: Settings,
-    /// The group's scan rate, if that follows its yield.
+    /// The group's scan rate, if it follows its yield (`adapt.rs`).
     pub(crate) adaptive: Option<Adaptive>,
-    /// Whether a supervisor has sent `Take`.
+    /// Whether a supervisor has sent the order `Take`, with which a worker begins to serve.
     pub begun: bool,
-    /// Slots of a predecessor that are still to be fingerprinted. Members are not heard meanwhile.
+    /// Slots filled by an earlier worker that are still to be fingerprinted. Messages of members are not read
+    /// meanwhile.
     pub inheritance: Inheritance,
-    /// Which free slots may be filled.
+    /// The questions to the prover about free slots: which of them nobody reads, so that they may be filled again.
     pub proofs: Proofs,
     pub(crate) clearing: Option<Clearing>,
     pub(crate) asking: Asking,
-    /// Reason to unfold for which a refusal of room was last logged.
+    /// The reason to unfold that was named when a refusal of memory was logged last; `None` if none was logged since
+    /// memory was promised.
     pub(crate) told_refusal: Option<&'static str>,
     pub(crate) clock: crate::tick::Clock,
-    /// Time since which requests to fold wait for contents; `None` if they do not.
+    /// Since when requests to fold wait until more slots are filled ([`Group::is_gathering`]); `None` if they do not
+    /// wait.
     pub(crate) gathers_since: Option<Instant>,
-    /// The operator's question that a member has not answered.
+    /// An operator's question why pages are not folded, passed on to a member that has not answered yet.
     pub(crate) question: Option<Question>,
-    /// Memory limits of members, where the kernel tells them.
+    /// Reads the memory limits of members' control groups; `None` where the kernel shows none.
     pub(crate) limits: Option<MemoryLimits>,
     news: VecDeque<Message>,
 }
@@ -102,7 +108,8 @@ pub(crate) const fn policy(settings: &Settings, clearing: bool, intra_member_onl
 }
 
 impl Group {
-    /// A group that has not begun. `prover` is the socket of the service's prover.
+    /// A group without members, which admits none before the supervisor's order `Take`. `prover` is the socket of the
+    /// service's prover.
     pub fn new(name: &str, prover: PathBuf, now: Instant) -> Self {
         let settings = Settings::default();
         Self {
@@ -127,7 +134,7 @@ impl Group {
         }
     }
 
-    /// Queues a message for the supervisor.
+    /// Queues a message for the supervisor. If [`MOST_NEWS`] wait already, the oldest event among them is dropped.
     pub fn tell(&mut self, news: News, files: Vec<Rc<OwnedFd>>) {
         if self.news.len() >= MOST_NEWS {
             let event = self.news.iter().position(|(news, _)| matches!(news, News::Event(_)));
@@ -145,8 +152,8 @@ impl Group {
         std::mem::take(&mut self.news)
     }
 
-    /// The first messages to a new supervisor: all members and segments, and the room that is wanted. Messages for its
-    /// predecessor are dropped.
+    /// The first messages to a new supervisor: all members and segments, and how much memory members need to make pages
+    /// private. Messages that waited for the earlier supervisor are dropped.
     pub fn adopted(&mut self, now: Instant) -> Vec<Message> {
         self.news.clear();
         let handouts: Vec<_> =
@@ -206,7 +213,7 @@ impl Group {
         }
     }
 
-    /// Takes over a segment whose slots are filled: of a predecessor, or a template.
+    /// Takes over a segment whose slots are filled: one that an earlier worker made, or a template.
     fn take_over(&mut self, info: SegmentInfo, file: OwnedFd) {
         let taken = self.planner.pool.inherit(info.number, info.slots, file);
         if let Err(e) = taken.and_then(|()| self.inheritance.add(&mut self.planner, info.number)) {
@@ -252,7 +259,7 @@ impl Group {
         self.members.values().find(same)
     }
 
-    /// Ends a member's connection. Its departed member takes over the slots that it held.
+    /// Ends a member's connection. A [`DepartedMember`] then keeps the slots that the member's process may still map.
     pub fn cut(&mut self, id: MemberId, why: &Cut) {
         let Some(mut member) = self.members.remove(&id) else { return };
         let donation = member.asked.take().map(|asked| asked.donation).unwrap_or_default();
@@ -274,10 +281,11 @@ impl Group {
         }
     }
 
-    /// Takes over new settings.
+    /// Puts new settings of the supervisor into effect.
     fn set(&mut self, settings: Settings, now: Instant) {
         let before = std::mem::replace(&mut self.settings, settings);
-        // It is this worker's only thread. If the kernel refuses, the worker preempts others as threads usually do.
+        // `None` means the calling thread, the worker's only one. If the kernel refuses, this thread preempts others
+        // only as usual.
         let _ = act::set_preempting(None, settings.latency == Latency::Eager);
         self.begin_to_adapt(now);
         self.planner.pool.set_most_slots(settings.pool_slots);
@@ -287,7 +295,7 @@ impl Group {
             self.clearing = None;
         }
         self.apply(now);
-        // A pool that never was full has refused nobody.
+        // If the pool was not full before, no page was left out because of its old limit.
         let is_wanted = settings.pool_slots > before.pool_slots && self.clock.is_full();
         let grows = is_wanted || settings.index_pages > before.index_pages;
         let zeros = settings.zero_pages != before.zero_pages;
@@ -296,8 +304,8 @@ impl Group {
         }
     }
 
-    /// Begins a clearing: all members are to unfold ([`Self::apply`] tells them). Separation is for good, whatever is
-    /// cleared already.
+    /// Begins a clearing: all members are to unfold ([`Self::apply`] tells them). A clearing for
+    /// [`Clearing::Separation`] replaces one for a renewal that is under way.
     pub(crate) fn clear(&mut self, why: Clearing) {
         if self.clearing.is_none() || why == Clearing::Separation && self.clearing != Some(why) {
             self.event(match why {
@@ -308,16 +316,18 @@ impl Group {
         }
     }
 
-    /// Adapts the plan to the settings and a clearing under way, and tells members.
+    /// Brings the planner's policy in line with the settings and a clearing under way, and sends members their new
+    /// settings.
     pub(crate) fn apply(&mut self, now: Instant) {
-        // `intra_member_only` takes effect after the clearing, and ends at once.
+        // Switched on, `intra_member_only` takes effect when the clearing is over; switched off, at once.
         let intra = self.settings.intra_member_only
             && (self.planner.policy.intra_member_only || self.clearing != Some(Clearing::Separation));
         let folded = self.planner.policy.folds;
         if self.planner.set_policy(policy(&self.settings, self.clearing.is_some(), intra)) {
             self.planner.start_over();
             self.report_again(now);
-            // Members are asked before they are told to fold: otherwise they would report twice.
+            // Members are asked for full reports before they are told to fold. Otherwise they would report all pages
+            // twice.
             self.ask_again(now);
         }
         if !folded {
@@ -326,23 +336,23 @@ impl Group {
         self.tell_paces();
     }
 
-    /// Makes all members due for a full report.
+    /// Plans a request for a full report to every member, at once.
     pub(crate) fn report_again(&mut self, now: Instant) {
         self.members.values_mut().for_each(|member| member.again.now(now));
     }
 
-    /// Sends each member its pace, where that has changed.
+    /// Sends each member its settings ([`wire::Pace`]), where they have changed.
     pub(crate) fn tell_paces(&mut self) {
         let rate = self.settings.scan_rate.or(self.adaptive.as_ref().map(|adaptive| adaptive.rate));
         let shares = pace::shares(rate, &self.pages_in_frames());
         for (member, share) in self.members.values_mut().zip(shares) {
             let mut pace = pace::pace(&self.settings, self.clearing.is_some(), self.planner.interval(), share);
-            // An agent that looks for pages takes memory for that.
+            // The agent's search for pages takes memory, which this member's control group does not have.
             if pace.fold == FoldMode::On && member.headroom.rests {
                 pace.fold = FoldMode::Off;
             }
             let is_told = member.told.as_ref().is_some_and(|told| pace::is_close(told, &pace));
-            // A member that has not read its last frames is told later of what can wait.
+            // A member that has not yet read earlier frames is sent a changed share of the scan rate later.
             let can_wait = member.told.as_ref().is_some_and(|told| told.fold == pace.fold);
             if member.is_serving && !is_told && !(can_wait && member.is_stuck()) {
                 member.say(&ToAgent::Pace(pace), None);
@@ -351,7 +361,8 @@ impl Group {
         }
     }
 
-    /// Pages of each member that are enrolled and have a frame. Those that map a slot, and were not touched since, are in no page table.
+    /// Pages of each member that are enrolled and have a frame. Folded pages are added to the kernel's count (RSS): a
+    /// page that maps a slot and was not touched since is in no page table.
     fn pages_in_frames(&mut self) -> Vec<u64> {
         let of_member = |member: &Member| {
             let mapped = self.planner.place(member.id).mapped;
@@ -366,9 +377,9 @@ impl Group {
     }
 }
 
-/// The reason why no other connection of a process is served, if there is one. The process or its user has too many
-/// earlier connections whose leases are still mapped. A user may have as many departed members as there are places
-/// left, so that no user takes all places. Users for whom `one` gives the same number count as one user.
+/// Why another connection of a process is refused; `None` if it is served. The process or its user has too many earlier
+/// connections whose leases are still mapped. A user may have as many departed members as there are places left, so
+/// that no user takes all places. Users for whom `one` gives the same number count as one user.
 fn too_many_departed(
     departed: &[DepartedMember],
     identity: &Identity,
@@ -393,7 +404,8 @@ mod tests {
     use super::*;
     use crate::lease::Leases;
 
-    /// The supervisor is gone, or stands still. It must be told of the pool; events are for people.
+    /// The supervisor is gone, or does not read. Messages about the pool must not be dropped; events are only for
+    /// people.
     #[test]
     fn news_that_nobody_reads_lose_the_oldest_events_alone() {
         let mut group = Group::new("acme", PathBuf::new(), Instant::now());

@@ -1,26 +1,30 @@
 //! Members near the memory limit of their control group.
 //!
-//! A fold takes a page off the account of its member's control group, and a break puts it back. So the memory that the group has when all
-//! folded pages are broken does not depend on how many are folded. Memory that folding takes there comes on top: mappings, and the agent's
-//! tables. With little room below the limit, the kernel would end a process for these alone. So they get no more than this:
+//! When a page is folded, the kernel charges its member's control group for one page less. When the page is written and
+//! so becomes private again, it charges for one page more. So the memory that a control group takes once all of its
+//! folded pages were written does not depend on how many were folded. Folding itself takes further memory in that
+//! control group: for mappings (VMAs), and for the agent's tables. With little room below the limit, the kernel would
+//! kill a process because of this memory alone. So folding may take no more of it than
 //!
 //! ```text
 //!   left = the lesser of  room below the limit - folded pages - tables to come - KEPT
 //!                         1/64 of the limit - mappings of folded pages
 //! ```
 //!
-//! The first keeps what folding takes below the limit now. A member may also grow to its limit later, and nothing gives its mappings
-//! back then. A page that is unfolded stays in a mapping of its own. Its agent joins these only where it gets a huge page. So folding
-//! takes no more of them than such a member can lack.
+//! The first bound keeps the control group below its limit now. The second is for a member that grows to its limit
+//! later. Mappings that folding has made are not given back then: a page that is unfolded stays in a mapping of its
+//! own, and the agent joins such mappings only where it gets a huge page. So mappings take only a part of the limit
+//! that a member can do without.
 //!
 //! | left | the members of that control group |
 //! |---|---|
-//! | some | fold. The runs that they are asked for are taken off until the next look |
-//! | nothing | fold nothing more, state `no_headroom`. Their agents rest where it is the room that lacks; else they join mappings of written pages |
-//! | nothing, and without folding they would be beyond the limit | fold little by little: the kernel would have ended one already |
+//! | some | fold. What the requested runs take is subtracted until the limit is read again |
+//! | nothing | fold nothing more, state `no_headroom`. Their agents pause if there is no room below the limit; otherwise they join mappings of written pages |
+//! | nothing, and without folding they would be beyond the limit | fold little by little: the kernel would have killed one already |
 //!
-//! Each look follows a member's statistics. With much left, the next one is 2 s later, without a limit 10 s. A limit that cannot be read is
-//! none. Swap is left out: a break that finds room there alone is slow.
+//! Limits are read when a member's statistics come. With much memory left, they are read again after 2 s at the
+//! earliest; without a limit, after 10 s. A limit that cannot be read counts as none. Room in swap does not count: a
+//! write fault that finds memory only by swapping is slow.
 
 use crate::group::Group;
 use crate::table::MemberId;
@@ -30,46 +34,52 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use wire::{DONATION_PAGES, FoldRun, Target};
 
-/// Memory that an agent takes for a moment, in bytes: 4 MiB. These are a copy of two megabytes that it collapses, the window of donations,
-/// and 1 MiB for all else. Of several agents, not all do so at once: each further one has 1/8 of that.
+/// Memory that an agent takes for a moment, in bytes: 4 MiB. It is a copy of 2 MiB that the agent makes a huge page of,
+/// the donation window, and 1 MiB for everything else. Not all agents of a control group take it at once: for each
+/// agent beyond the first, 1/8 is kept.
 const KEPT_BYTES: u64 = pages_to_bytes(512 + DONATION_PAGES as u64) + (1 << 20);
-/// Memory beyond that with which folding begins again, in bytes: 1 MiB.
+/// After nothing was left, folding begins again when the room below the limit is larger by this than what is needed: 1
+/// MiB.
 const AGAIN_BYTES: u64 = 1 << 20;
-/// Kernel memory of a run, in bytes: 672, for two mappings and what a break needs. 5,120 single pages took 663 each, and nothing more
-/// when they were written.
+/// Kernel memory of a run, in bytes: 672, for two mappings (VMAs) and what the write fault of a folded page needs.
+/// 5,120 runs of one page took 663 bytes each, and nothing more when the pages were written.
 const RUN_BYTES: u64 = 672;
-/// Part of a memory limit that mappings of folded pages may take: 1/64. With runs of 11 pages, all pages up to the limit can be folded.
+/// Part of a memory limit that the kernel memory of mappings of folded pages may take: 1/64. If runs have 11 pages on
+/// average, this is enough to fold as much memory as the limit.
 const MAPPINGS_PART: u64 = 64;
-/// Part of these that must be there before folding begins again: 1/8.
+/// After mappings took all of their part of the limit, folding begins again when 1/8 of that part is free.
 const MAPPINGS_AGAIN_PART: u64 = 8;
-/// Tables of an agent for each page of its process, in bytes: 32. Agents of four guests took 19.
+/// Memory that an agent's tables may come to take for each page of its process, in bytes: 32. In four guests they took
+/// 19.
 const TABLE_BYTES: u64 = 32;
-/// Memory for folding beyond the limit from one look to the next, in bytes, and the time after which that is believed. 1 MiB, 5 s: agents
-/// tell a moment late which folded pages were written.
+/// Memory that folding may take between two readings of the limit, in bytes, if the members would be beyond the limit
+/// without folding; and how long nothing must have been left before: 1 MiB, 5 s. Agents report a moment late which
+/// folded pages were written.
 const BEYOND: (u64, Duration) = (1 << 20, Duration::from_secs(5));
-/// Memory for folding with which the next look can wait, in bytes, and how long that is: 64 MiB, 2 s.
+/// If more memory than this is left, in bytes, the limit is read again after this time at the earliest: 64 MiB, 2 s.
 const MUCH: (u64, Duration) = (64 << 20, Duration::from_secs(2));
-/// Time between two looks where no limit binds: 10 s.
+/// Time after which limits are read again if no limit applies to the member: 10 s.
 const UNBOUND_EVERY: Duration = Duration::from_secs(10);
 
 /// Memory that a member's control group leaves to folding.
 #[derive(Debug, Default)]
 pub struct Headroom {
-    /// The control group, by the kernel.
+    /// The path of the member's control group, read from the kernel.
     group: Option<String>,
     next_look: Option<Instant>,
-    /// Memory that folding may still take there, in bytes; `None`: no limit binds.
+    /// Memory that folding may still take in the control group, in bytes; `None`: no memory limit applies.
     left: Option<u64>,
-    /// Since when nothing is left.
+    /// Since when nothing is left; `None` if something is.
     short_since: Option<Instant>,
-    /// Runs that need mappings and were asked for since the last look, and between the two looks before it. Statistics may have come
-    /// before these were folded.
+    /// Number of runs with mappings that the member was asked to fold since the limit was read last, and between the
+    /// last two readings. The member's latest statistics may be older than these folds.
     unseen_runs: [u64; 2],
-    /// Least number of mappings that the process has had without those of folded pages, as far as is known.
+    /// Least number of mappings that the process is known to have had, without mappings of folded pages; `None` before
+    /// the first count.
     own_mappings: Option<u64>,
     /// Why nothing more of the member is folded; `None` if it is folded.
     pub refusal: Option<String>,
-    /// Whether its agent rests: it takes memory to look for pages.
+    /// Whether its agent is told to pause, because the search for pages takes memory.
     pub rests: bool,
 }
 
@@ -77,16 +87,16 @@ pub struct Headroom {
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     members: u64,
-    /// Folded pages, those that may be folded in a moment, and pages of zeros that were given back.
+    /// Folded pages, pages of unanswered requests to fold, and pages of zeros that were discarded.
     folded: u64,
-    /// Pages of them that members were asked to fold and have not answered.
+    /// The part of `folded` that members were asked to fold and have not answered for.
     asked: u64,
-    /// Memory that folding has taken, as was told last: mappings, tables.
+    /// Memory that folding has taken for mappings and agents' tables, by the members' latest statistics.
     taken: u64,
     to_come: u64,
-    /// Kernel memory of mappings that folding has made.
+    /// Kernel memory of the mappings (VMAs) that folding has made.
     mappings: u64,
-    /// Kernel memory of mappings that were asked for and that statistics may not show yet.
+    /// Kernel memory of mappings for requested folds that members' statistics may not show yet.
     unseen: u64,
 }
 
@@ -95,8 +105,8 @@ impl Account {
         KEPT_BYTES / 8 * (self.members + 7)
     }
 
-    /// Memory that folding may take, for each member, below this limit: by its room, and by its part for mappings. `was_short`: nothing was
-    /// left at the last look.
+    /// Memory that folding may still take below this limit for each member: by the room below it, and by the part of it
+    /// that mappings may take. `was_short`: nothing was left when the limit was read before.
     fn left(&self, bound: &Bound, was_short: bool) -> [u64; 2] {
         let kept = self.kept() + if was_short { AGAIN_BYTES } else { 0 };
         let room = bound.room.saturating_sub(self.folded.saturating_add(self.to_come).saturating_add(kept));
@@ -105,7 +115,7 @@ impl Account {
         [room, most.saturating_sub(self.mappings.saturating_add(self.unseen))].map(|left| left / self.members.max(1))
     }
 
-    /// Why nothing is left below a limit.
+    /// Why nothing is left below this limit, as text for the operator.
     fn refusal(&self, bound: &Bound) -> String {
         let (group, [room, folded, mappings]) =
             (bound.group.display(), [bound.room, self.folded, self.mappings].map(|bytes| bytes >> 20));
@@ -133,39 +143,42 @@ impl Headroom {
         !matches!(self.left, Some(0))
     }
 
-    /// Takes off what these runs take if all of them are folded. Zeros need no mapping.
+    /// Subtracts the memory of the mappings that these runs need if all of them are folded. Pages of zeros need no
+    /// mapping.
     pub fn spend(&mut self, runs: &[FoldRun]) {
         let mapped = runs.iter().filter(|run| run.target != Target::Zero).count() as u64;
         self.left = self.left.map(|left| left.saturating_sub(mapped * RUN_BYTES));
         self.unseen_runs[0] += mapped;
     }
 
-    /// Takes note of all mappings of the process. Folded and broken pages have two each at most.
+    /// Notes how many mappings the process has (`all`), and how many pages are folded or were written since they were
+    /// folded (`pages`). Each of these pages accounts for two mappings at most.
     fn note_mappings(&mut self, all: u64, pages: u64) {
         let least = all.saturating_sub(pages.saturating_mul(2));
         self.own_mappings = Some(self.own_mappings.map_or(least, |own| own.min(all)));
     }
 
-    /// Kernel memory of mappings that folding has made, of so many in all, in bytes.
+    /// Kernel memory, in bytes, of the mappings that folding has made, if the process has `all` mappings.
     fn mappings_bytes(&self, all: u64) -> u64 {
         all.saturating_sub(self.own_mappings.unwrap_or(all)).saturating_mul(RUN_BYTES / 2)
     }
 
-    /// Takes in a look: the account of the control group that leaves least, and its limit. `None` if no limit binds.
+    /// Decides by the limit that leaves least, and the account of its control group. `least` is `None` if no limit
+    /// applies.
     fn judge(&mut self, least: Option<&(Account, Bound)>, now: Instant) {
         let left = least.map(|(account, bound)| account.left(bound, self.short_since.is_some()));
         self.left = left.map(|[room, mappings]| room.min(mappings));
         self.next_look = match left {
             None => Some(now + UNBOUND_EVERY),
-            // Requests until then are taken off.
+            // Until the next reading, requests are subtracted ([`Self::spend`]).
             Some([room, _]) => (room > MUCH.0).then_some(now + MUCH.1),
         };
         let Some((account, bound)) = least.filter(|_| !self.is_left()) else {
             (self.short_since, self.refusal, self.rests) = (None, None, false);
             return;
         };
-        // Pages that are being folded count twice: as folded, and as the member's own. Until it has answered, nothing is decided, nor
-        // before statistics show the mappings.
+        // Pages of unanswered requests count twice: as folded, and as the member's private memory. So nothing is
+        // decided before the members have answered, and before their statistics show the mappings.
         if account.asked > 0 || account.unseen > 0 {
             return;
         }
@@ -179,7 +192,7 @@ impl Headroom {
 }
 
 impl Group {
-    /// Looks at all members, which are about to be told to fold.
+    /// Reads the limits of all members' control groups, because the members are about to be told to fold.
     pub(crate) fn look_before_folding(&mut self, now: Instant) {
         for id in self.members.keys().copied().collect::<Vec<_>>() {
             self.members.entry(id).and_modify(|member| member.headroom.next_look = None);
@@ -187,7 +200,8 @@ impl Group {
         }
     }
 
-    /// Looks at the control group of a member, if a look is due. Says whether the member is to be told to fold, or no longer.
+    /// Reads the limits of a member's control group, if it is time for this. Returns whether the refusal to fold this
+    /// member, or the pause of its agent, has begun or ended, so that the member must be sent new settings.
     pub(crate) fn look_at_headroom(&mut self, id: MemberId, now: Instant) -> bool {
         let (Some(limits), Some(member)) = (&self.limits, self.members.get_mut(&id)) else { return false };
         let headroom = &mut member.headroom;
@@ -209,7 +223,7 @@ impl Group {
         (member.headroom.refusal.is_some(), member.headroom.rests) != was
     }
 
-    /// The account of a control group: of all members in it and in those below it.
+    /// The account of a control group: the memory of all members in it and in the control groups below it.
     fn account(&mut self, bound: &Path) -> Account {
         let mut all = Account::default();
         for (id, member) in &self.members {

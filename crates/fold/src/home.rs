@@ -1,5 +1,6 @@
-//! Members that were born folded: they map a template's file, privately and as a whole. Each of their pages has a *home*, the slot at its
-//! place in the template, and shows it until it is written.
+//! Members that begin with the pages of a template: they map the template's file privately (`MAP_PRIVATE`) and as a
+//! whole. Each page of such a mapping has a *home*, the slot at the page's place in the template. It shows the bytes of
+//! its home (is *at home*) until it is written. From then on it is *away*.
 //!
 //! ```text
 //!            Released                       Folded, and its slot is its home
@@ -7,9 +8,9 @@
 //!                       other page         (the member drops its own copy: the mapping heals)
 //! ```
 //!
-//! Nothing is kept for each page that is at home: a member's homes are ranges, and only a page that is away has a [`Mark`]. The slots are
-//! held and referred to one by one, as if each page had been folded to its own. A page that is away is folded to its home rather than to
-//! any other slot.
+//! The worker keeps no record of each page at home: it keeps ranges of pages with a home, and a [`Mark`] for each page
+//! that is away. The slots have a hold and a reference for each page at home, as if the page had been folded to it. A
+//! page that is away is folded to its home rather than to any other slot.
 
 use crate::plan::Planner;
 use crate::settle::NotBooked;
@@ -19,15 +20,16 @@ use page::PoolSlot;
 use std::collections::BTreeMap;
 use wire::SlotRun;
 
-/// Most ranges of homes of a member: 256 GiB of memory take 1024.
+/// Most ranges of pages with a home that a member may have; claims of more are refused. 256 GiB of memory take 1024.
 const MOST_RANGES: usize = 2048;
 
-/// A member's pages that have a home, in ranges by their first page: the page behind each range, and the home of the first page.
+/// A member's pages that have a home, in ranges. For the number of each range's first page: the number of the page
+/// behind the range, and the home of the first page.
 #[derive(Debug, Default)]
 pub struct Homes(BTreeMap<u64, (u64, PoolSlot)>);
 
 impl Homes {
-    /// The home of a page.
+    /// The home of the page with this number in the address space; `None` if it has none.
     pub fn of(&self, page: u64) -> Option<PoolSlot> {
         let (first, (end, slot)) = self.0.range(..=page).next_back()?;
         if page < *end { slot.add((page - first) as u32) } else { None }
@@ -37,7 +39,7 @@ impl Homes {
         self.0.range(..end).next_back().is_some_and(|(_, (behind, _))| *behind > first)
     }
 
-    /// The ranges: first page, page behind, and home of the first page.
+    /// The ranges: number of the first page, number of the page behind the last, and home of the first page.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64, PoolSlot)> {
         self.0.iter().map(|(first, (end, slot))| (*first, *end, *slot))
     }
@@ -49,8 +51,8 @@ impl Homes {
 }
 
 impl Planner {
-    /// Books that a member's pages have homes, and show them. If members are to share nothing, returns whether the
-    /// member shares these slots with others.
+    /// Books a member's message that it maps these slots of a template, and that the pages show them. Returns `true` if
+    /// members are to share nothing and any of these slots has a page frame.
     ///
     /// # Errors
     /// The member cannot have these slots at these addresses.
@@ -92,7 +94,7 @@ impl Planner {
         for n in 0..run.pages {
             let (page, home) = (self.page_at(member, run.start.add_pages(n.into())), run.slot.add(n.into()));
             let (Some(page), Some(home)) = (page, home) else { continue };
-            // A page that the member was asked to fold is skipped: the answer tells what became of it.
+            // A page of an unanswered request to fold is skipped: the answer says whether it was folded.
             if !self.table.is(page, Mark::Away) || self.table.is_any(page, &[Mark::Sent, Mark::Mapped]) {
                 continue;
             }
@@ -110,7 +112,8 @@ impl Planner {
         place.homes.of(self.table.chunk_number(page) * CHUNK_PAGES + page.place() as u64)
     }
 
-    /// The slots shown by all pages at home of a member whose connection has ended, a hold each.
+    /// Ends the records of all pages at home of a member whose connection has ended. Returns their slots, each with the
+    /// page's hold.
     pub(crate) fn leave_homes(&mut self, member: MemberId) -> Vec<PoolSlot> {
         let (mut slots, homes) = (Vec::new(), std::mem::take(&mut self.place(member).homes));
         for (first, end, home) in homes.ranges() {

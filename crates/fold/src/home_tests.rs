@@ -82,20 +82,21 @@ fn pages_leave_their_homes_and_come_back() {
     let members = [born(&mut planner), born(&mut planner)];
     assert_eq!((planner.pool.slots(), planner.pool.by_sharers()), (FILLED, [0, 0, FILLED, 0, 0]));
     let mapped = |planner: &mut Planner| members.map(|member| planner.place(member).mapped);
-    // Empty slots are nobody's.
+    // The fourth of these pages shows an empty slot of the template, which counts as mapped by nobody.
     planner.released(members[0], &[run(8, 4)]).unwrap();
     assert_eq!(mapped(&mut planner), [FILLED - 3, FILLED]);
     planner.released(members[0], &[run(8, 1)]).unwrap();
     assert_eq!(mapped(&mut planner), [FILLED - 3, FILLED], "it had left");
     assert_eq!(rest(&mut planner, members[0], 8, &bytes(9)), [Target::Slot(slot(8))]);
-    // The content of another page of the template is folded to that one's slot; zeros only where the home is empty.
+    // A page with the content of another page of the template is folded to that page's slot. A page of zeros is folded
+    // only if its home is empty.
     assert_eq!(rest(&mut planner, members[0], 9, &bytes(101)), [Target::Slot(slot(100))]);
     assert_eq!(rest(&mut planner, members[0], 10, &bytes(0)), []);
     assert_eq!(rest(&mut planner, members[0], 11, &bytes(0)), [Target::Zero]);
     assert_eq!(mapped(&mut planner), [FILLED - 1, FILLED]);
     assert_eq!(rest(&mut planner, members[0], 12, &bytes(777)), [], "it shows its home");
     planner.released(members[0], &[SlotRun { slot: slot(100), ..run(9, 1) }]).unwrap();
-    // It has dropped what it wrote.
+    // The member has discarded its private copies of these pages.
     assert_eq!(planner.at_home(members[0], run(9, 3)), Ok(false));
     assert_eq!(mapped(&mut planner), [FILLED, FILLED]);
     planner.released(members[0], &[run(9, 1)]).unwrap();

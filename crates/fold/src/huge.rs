@@ -1,7 +1,7 @@
 //! Whether a huge page is worth splitting.
 //!
-//! A huge page is fast, and folding any page of it ends that. So it is split only if enough of its 512 pages would
-//! fold. A page of it counts if it has the same content as
+//! A huge page makes a program faster (fewer TLB misses), and folding any of its small pages splits it. So it is split
+//! only if enough of its 512 pages would fold. One of the 512 pages counts if it has the same content as
 //!
 //! - the page of zeros, where zeros are folded,
 //! - a slot,
@@ -21,8 +21,8 @@ use std::collections::HashMap;
 const CHUNKS: u64 = 512 / CHUNK_PAGES;
 
 impl Planner {
-    /// Whether enough pages of a huge page would fold for it to be split. If so, the huge pages with enough duplicates
-    /// of it are marked to be split too.
+    /// Whether enough pages of a huge page would fold that it is to be split. If so, other huge pages that have enough
+    /// contents in common with it lose the mark that keeps them whole.
     pub(crate) fn is_worth_splitting(
         &mut self,
         member: MemberId,

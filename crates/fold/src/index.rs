@@ -1,11 +1,13 @@
 //! The content index: for each content, the slot that holds it, or else one page that was seen with it.
 //!
-//! One page is enough. As soon as a second one is seen, both get a slot, and the slot takes the page's place here. So
-//! the index is a hash table of page and slot numbers, 4 bytes each. Their contents are known to the table of pages and
-//! to the pool ([`Keys`]). Where members share nothing, a content's owner is part of its key.
+//! One page for each content is enough. As soon as a second page with the content is seen, a slot is taken for both,
+//! and the index has the slot in place of the page. So the index is a hash table of page and slot numbers, 4 bytes
+//! each. The fingerprints by which they are found are in the table of pages and in the pool ([`Keys`]). Where members
+//! share nothing, a content's owner is part of its key.
 //!
-//! The table is kept in 256 shards by the fingerprint's leading bits. One shard at a time grows, and it is small, so
-//! nobody waits long. When the index is full, it covers a part of the hash space at a time, in *passes*:
+//! The table is kept in 256 shards by the fingerprint's leading bits. A hash table that grows moves all of its entries.
+//! Only one small shard grows at a time, so this takes no long time. When the index is full, it covers a part of the
+//! hash space at a time, in *passes*:
 //!
 //! ```text
 //!   covers [first ................................ last]
@@ -13,10 +15,10 @@
 //!   nothing new for a while:      [first ........ last]    and so on, until the end; then from the beginning again
 //! ```
 //!
-//! Slots stay indexed whatever a pass covers.
+//! Slots stay in the index in all passes.
 //!
 //! Members send the fingerprints, and may lie. A fingerprint is mixed with a secret before it selects a place, so that
-//! nobody can pile entries up in one.
+//! no member can make all of its entries collide.
 
 use crate::table::PageRef;
 use hashbrown::HashTable;
@@ -28,7 +30,8 @@ const SHARDS: usize = 256;
 const SHARD_SHIFT: u32 = 56;
 /// Bit of an entry that marks a slot's number.
 const SLOT: u32 = 1 << 31;
-/// Width of the hash space below which a pass is not narrowed: 1/65536 of it, in which honest members' reports fit.
+/// A pass covers at least this part of the hash space: 2^48 fingerprints, 1/65536 of all. All pages that real members
+/// can report from such a part fit into the index.
 const LEAST_INTERVAL: u64 = 1 << 48;
 
 /// The page or slot that stands in the index for a content.
@@ -66,7 +69,7 @@ pub struct Key {
     pub owner: u32,
 }
 
-/// Knows the contents of entries.
+/// Looks up the content that an entry of the index stands for.
 pub trait Keys {
     /// The content of an entry that is in the index.
     fn key(&self, entry: Entry) -> Key;
@@ -101,14 +104,14 @@ impl Index {
         (key.fingerprint >> SHARD_SHIFT) as usize
     }
 
-    /// The entry of a content.
+    /// The entry of a content; `None` if it has none.
     pub fn find(&self, key: Key, keys: &impl Keys) -> Option<Entry> {
         let hash = Self::hash(self.secret, key);
         let found = self.shards[Self::shard(key)].find(hash, |bits| keys.key(Entry::unpack(*bits)) == key);
         found.map(|bits| Entry::unpack(*bits))
     }
 
-    /// Adds an entry for a content, unless the content has one; returns that one then.
+    /// Adds an entry for a content, unless it has one already, which is returned then.
     pub fn insert(&mut self, key: Key, entry: Entry, keys: &impl Keys) -> Option<Entry> {
         let (secret, hash) = (self.secret, Self::hash(self.secret, key));
         let place = self.shards[Self::shard(key)].entry(
@@ -170,7 +173,8 @@ impl Index {
         });
     }
 
-    /// Whether this pass covers a fingerprint: its page is to be remembered.
+    /// Whether a fingerprint lies in the part of the hash space that this pass covers, so that a page with it is to be
+    /// indexed.
     pub const fn covers(&self, fingerprint: u64) -> bool {
         self.first <= fingerprint && fingerprint <= self.last
     }
@@ -200,8 +204,8 @@ impl Index {
         true
     }
 
-    /// Goes on to the next part of the hash space, twice as wide if `wider`. The pages of this part must have been
-    /// cleared.
+    /// Goes on to the next part of the hash space, twice as wide if `wider`. Before, the pages of the part that was
+    /// covered until now must have been removed.
     pub const fn advance(&mut self, wider: bool) {
         let width = (self.last - self.first).saturating_mul(if wider { 2 } else { 1 });
         self.first = self.last.wrapping_add(1);

@@ -1,9 +1,10 @@
 //! Leases: how long a slot that a member released must be kept.
 //!
-//! A member that releases a slot speaks for its own page. A child that it forked before has copies of its mappings, and
-//! the worker does not see them. So a member also maps a *lease*, an empty file whose mapping children inherit like
-//! those of the pool. From time to time the worker offers another lease, and a new *epoch* begins when the member takes
-//! it. A child forked in an epoch maps that epoch's lease until it ends or executes another program.
+//! When a member releases a slot, only its own page no longer maps the slot. A child that it forked before has copies
+//! of its mappings, which the worker does not see. So a member also maps a *lease*, an empty file whose mapping
+//! children inherit like those of the pool. From time to time the worker offers another lease, and a new *epoch* begins
+//! when the member takes it. A child forked in an epoch maps that epoch's lease until it ends or executes another
+//! program.
 //!
 //! ```text
 //!            epoch 1: taken        epoch 2: taken        epoch 3: offered
@@ -20,8 +21,8 @@
 //! slot released before that message holds an older lease.
 //!
 //! The worker asks about a lease only in its turn: older ones are over, and the member has said that it took a newer
-//! one. Asking about a lease that nobody maps ends that lease for good. So a lease that was offered and not taken yet
-//! must not be asked about.
+//! one. A question to the kernel about a lease that nobody maps ends the lease for good: nobody can map it afterwards.
+//! So a lease that was offered and not taken yet must not be asked about.
 //!
 //! # Departed members
 //!
@@ -46,7 +47,7 @@ use std::time::{Duration, Instant};
 
 /// Time from an epoch's first release to the offer of the next lease: 2 s.
 const BATCH_TIME: Duration = Duration::from_secs(2);
-/// Most epochs of one connection that have not ended.
+/// Most epochs of one connection that have not ended. No other epoch begins then.
 const MOST_EPOCHS: usize = 8;
 
 /// The member took a lease that the worker had not offered; no honest one does.
@@ -94,7 +95,7 @@ impl Leases {
         Ok(())
     }
 
-    /// The newest lease and its epoch, if the member has not taken it.
+    /// The newest lease and its epoch; `None` if the member has taken this lease.
     pub fn offered(&self) -> Option<(u32, &Lease)> {
         self.epochs.back().filter(|epoch| epoch.number > self.taken).map(|epoch| (epoch.number, &epoch.lease))
     }
@@ -118,7 +119,7 @@ impl Leases {
         }
     }
 
-    /// Takes over the hold of a slot that the member released.
+    /// Takes over the hold of a slot that the member released, until the epoch's lease is over.
     pub fn released(&mut self, slot: PoolSlot, now: Instant) {
         // A slot claimed before the first lease may be released before it, too; such a release counts to epoch 1.
         let current = self.epochs.iter_mut().rev().find(|epoch| epoch.number <= self.taken.max(1));
@@ -129,7 +130,8 @@ impl Leases {
         }
     }
 
-    /// Begins another epoch if one is due; its lease is then [`Self::offered`]. Returns whether an epoch has begun.
+    /// Begins another epoch if the current one's first release was [`BATCH_TIME`] ago; its lease is then
+    /// [`Self::offered`]. Returns whether an epoch has begun.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -177,7 +179,7 @@ impl Leases {
         self.epochs.iter().flat_map(|epoch| epoch.batch.iter().copied())
     }
 
-    /// Whether anything waits for an epoch to end.
+    /// Whether a released slot, or a later epoch, waits for an epoch to end.
     pub fn is_waiting(&self) -> bool {
         self.epochs.len() > 1 || self.epochs.iter().any(|epoch| !epoch.batch.is_empty())
     }
@@ -188,10 +190,10 @@ impl Leases {
 pub struct DepartedMember {
     /// Its process.
     pub identity: api::control::Identity,
-    /// The user that had connected.
+    /// The uid of the process that had connected.
     pub uid: u32,
     leases: Leases,
-    /// Slots that the process may map, a hold each; in order.
+    /// Slots that the process may map, in order. The departed member has a hold of each.
     slots: Vec<PoolSlot>,
 }
 

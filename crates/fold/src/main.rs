@@ -10,7 +10,7 @@ use rustix::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Greatest number of connections that wait to be accepted.
+/// Most connections to the worker's socket that the kernel queues before they are accepted (`listen`).
 const BACKLOG: i32 = 16;
 
 /// Arguments, as the supervisor gives them: each an option with a value.
@@ -18,11 +18,11 @@ const BACKLOG: i32 = 16;
 struct Args {
     /// `--group`: the group.
     group: String,
-    /// `--supervisor-uid`: the supervisor's user. Nobody else's orders are taken.
+    /// `--supervisor-uid`: the supervisor's user. Connections of other users, but for root, are closed.
     supervisor_uid: u32,
     /// `--prover`: socket of the service's prover.
     prover: PathBuf,
-    /// `--uid`: the user that it becomes.
+    /// `--uid`: the user as which the worker runs once it has its descriptors.
     uid: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<Outcome> {
-    // It is started by the number of a descriptor, which would be its name.
+    // The worker is executed through a descriptor (`/proc/self/fd/N`), so the kernel would name it `N`.
     let _ = rustix::thread::set_name(c"pagefold-worker");
     host::let_signals_through().context("cannot let signals through")?;
     act::raise_open_files_limit();

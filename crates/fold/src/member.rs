@@ -7,8 +7,8 @@
 //!      +-- anything else, or nothing for 10 s: cut off
 //! ```
 //!
-//! The worker *cuts off* a member that sends what no honest agent sends ([`Cut`]). That ends the connection and nothing
-//! else. The slots that the member maps stay held by its departed member, and other members do not notice.
+//! The worker *cuts off* a member that sends messages which no honest agent sends ([`Cut`]). That ends the connection
+//! and nothing else. The slots that the member maps stay held by its departed member, and other members do not notice.
 //!
 //! Frames for a member wait in a bounded queue. The worker asks for nothing more while requests are unanswered, so a
 //! member that never reads costs a few frames.
@@ -30,17 +30,18 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::{DONATION_PAGES, FRAME_BYTES, FoldRun, Malformed, MemberStats, Pace, RestedRun, SlotRun, ToAgent, ToWorker};
 
-/// Most requests to fold that a member may have unanswered.
+/// Most requests to fold that a member may have unanswered. It is asked to fold nothing more until it answers one.
 pub const FOLDS_IN_FLIGHT: usize = 4;
-/// Most frames that may wait for a member that does not read.
+/// Most frames that may wait for a member that does not read. With more, the member is cut off. Also the most frames
+/// that are read of a member's last words.
 const MOST_WAITING: usize = 256;
-/// Time for a new member to send `Hello`: 10 s.
+/// Time within which a new member must send `Hello`, or it is cut off: 10 s.
 const GREETING_TIME: Duration = Duration::from_secs(10);
-/// Time for a member to read a waiting frame: 120 s.
+/// Time within which a member must read a waiting frame, or it is cut off: 120 s.
 const READING_TIME: Duration = Duration::from_secs(120);
-/// Time after which a donation counts as refused: 10 s.
+/// Time within which a member must answer a request for page contents. Later, the request counts as refused: 10 s.
 pub const DONATION_TIME: Duration = Duration::from_secs(10);
-/// Wait before the first request for a full report, which doubles with each further request, and longest wait: 5 s, 10 min.
+/// First and longest wait before a member is asked for a full report: 5 s, 10 min. The wait doubles with each request.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
 /// Why the worker ends a connection.
@@ -52,7 +53,7 @@ pub enum Cut {
     /// Its agent has closed the connection, for this reason.
     #[error("closed its connection: {}", .0.escape_debug())]
     Left(String),
-    /// A frame that no agent sends.
+    /// The member sent a frame that is not valid.
     #[error("cut off: {0}")]
     Malformed(#[from] Malformed),
     /// Its agent speaks another version of the protocol.
@@ -70,7 +71,7 @@ pub enum Cut {
     /// It released a slot that it cannot have.
     #[error("cut off: {0}")]
     Lie(#[from] Lie),
-    /// Its claims cannot be booked. The slots that it maps stay as they are.
+    /// It claims to map slots, and this cannot be booked. The slots that it really maps keep their bytes.
     #[error("cut off: {0}")]
     NotBooked(#[from] NotBooked),
     /// It took a lease that was not offered.
@@ -86,19 +87,19 @@ pub enum Cut {
     /// Its process was detached.
     #[error("detached")]
     Dismissed,
-    /// The connection broke, or the worker lacks the means to serve it.
+    /// The connection failed, or the worker has no file descriptors left to serve it.
     #[error("disconnected: {0}")]
     Io(#[from] io::Error),
 }
 
-/// A frame to be sent, and a file that goes with it.
+/// A frame that is still to be sent to a member, and a file descriptor that goes with it.
 #[derive(Debug)]
 struct Waiting {
     frame: Vec<u8>,
     file: Option<Rc<OwnedFd>>,
 }
 
-/// A request for pages that has not been answered.
+/// A request to a member to show the contents of pages, not answered yet.
 #[derive(Debug)]
 pub struct Asked {
     /// Its number.
@@ -112,11 +113,11 @@ pub struct Asked {
 /// A part of a member's message that is still to be booked.
 #[derive(Clone, Debug)]
 pub enum Booking {
-    /// These pages rest, and have these fingerprints.
+    /// These pages were not written for an interval, and have these fingerprints.
     Rested(Vec<RestedRun>, Vec<Fingerprint>),
-    /// The member maps these slots since an earlier connection.
+    /// The member claims that these pages were folded in an earlier connection, and still map these slots.
     Held(SlotRun),
-    /// The member was born with these slots of a template.
+    /// The member maps these slots of a template's file (`home.rs`).
     Home(SlotRun),
     /// The member maps these slots no longer.
     Released(SlotRun),
@@ -125,13 +126,13 @@ pub enum Booking {
 /// When a member is asked for a full report.
 #[derive(Debug)]
 pub struct Again {
-    /// The moment of the next request; `None`: no request.
+    /// When the next request is sent; `None`: no request is planned.
     pub due: Option<Instant>,
     wait: Duration,
 }
 
 impl Again {
-    /// Requests a full report after a wait, which doubles each time.
+    /// Plans a request for a full report after a wait, unless one is planned. The wait doubles each time.
     pub fn later(&mut self, now: Instant) {
         if self.due.is_none() {
             self.due = Some(now + self.wait);
@@ -148,11 +149,11 @@ impl Again {
 /// A member's connection, and the worker's records of the member.
 #[derive(Debug)]
 pub struct Member {
-    /// Its number in the plan.
+    /// The member's number in the planner ([`crate::plan`]).
     pub id: MemberId,
     /// Its name and process.
     pub identity: Identity,
-    /// The user that has connected.
+    /// The uid of the process that connected.
     pub uid: u32,
     socket: Seqpacket,
     waiting: VecDeque<Waiting>,
@@ -161,22 +162,22 @@ pub struct Member {
     admitted: Instant,
     /// Whether it has sent a `Hello` of our version.
     pub is_serving: bool,
-    /// The window into which it copies donated pages.
+    /// The memory file into which the member copies pages for the worker.
     pub window: DonationWindow,
     /// Its leases.
     pub leases: Leases,
-    /// Its unanswered donation.
+    /// The unanswered request to show pages; `None` if there is none.
     pub asked: Option<Asked>,
-    /// Its unanswered requests to fold, by number.
+    /// Its unanswered requests to fold, each with its number, the oldest first.
     pub folds: VecDeque<(u32, Vec<FoldRun>)>,
     next_request: u32,
     /// Its latest counters and state.
     pub stats: MemberStats,
-    /// Pages of its process that were in frames when it sent these counters, as the kernel tells.
+    /// Resident pages of its process by the kernel, when `stats` came; `u64::MAX` if the kernel did not say.
     pub resident_pages: u64,
-    /// Memory that its control group leaves to folding.
+    /// Memory that folding may still take below the memory limit of its control group.
     pub headroom: Headroom,
-    /// The pace that it was sent last.
+    /// The settings that it was sent last.
     pub told: Option<Pace>,
     /// When it is asked for a full report.
     pub again: Again,
@@ -185,14 +186,14 @@ pub struct Member {
     pub rests_until: Option<Instant>,
     /// Pages that it reported since it connected.
     pub reported: u64,
-    /// Processor time that its frames have taken lately: see `turns.rs`.
+    /// Processor time that the worker has lately spent on the member's frames: see `turns.rs`.
     pub taken: Duration,
-    /// Its reports, claims and releases that are not booked yet. The worker hears nothing else of it before they are.
+    /// Its reports, claims and releases that are not booked yet. Before they are, no other frame of the member is read.
     pub backlog: VecDeque<Booking>,
 }
 
 impl Member {
-    /// A member of which no frame has been heard.
+    /// A member from which no frame has been received yet.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -223,10 +224,10 @@ impl Member {
         })
     }
 
-    /// The next message that it has sent, if there is one.
+    /// Receives the member's next message; `None` if no frame waits in the socket.
     ///
     /// # Errors
-    /// The member hung up, or sent what no agent sends.
+    /// The member closed the connection, or sent a frame that is not valid.
     pub fn hear(&self, buffer: &mut [u8]) -> Result<Option<ToWorker>, Cut> {
         match self.socket.receive_bare(buffer)? {
             Received::Frame(bytes) => Ok(Some(ToWorker::decode(&buffer[..bytes])?)),
@@ -235,7 +236,8 @@ impl Member {
         }
     }
 
-    /// The reason to end this connection, if the member has closed it or has sent what no agent sends.
+    /// Reads the frames that still wait in the socket, and returns the reason to end this connection: the member has
+    /// closed it, said why it closes it (`Bye`), or sent a malformed frame. `None` if there is no such reason.
     pub fn last_word(&self) -> Option<Cut> {
         let mut buffer = vec![0; FRAME_BYTES];
         for _ in 0..MOST_WAITING {
@@ -274,7 +276,7 @@ impl Member {
         Ok(())
     }
 
-    /// Whether frames wait for it to read.
+    /// Whether frames wait because the member has not read earlier ones.
     pub fn is_stuck(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -289,7 +291,7 @@ impl Member {
         self.admitted = now;
     }
 
-    /// The number of the next request.
+    /// Takes the number for the next request.
     pub const fn request(&mut self) -> u32 {
         self.next_request = self.next_request.wrapping_add(1);
         self.next_request

@@ -1,10 +1,11 @@
-//! The pace of members: the settings that each member is sent, with its share of the group's scan rate.
+//! The pace of members ([`wire::Pace`]): the settings that each member is sent, with its share of the group's scan
+//! rate.
 
 use api::control::{Fold, Settings, ZeroPolicy};
 use page::Fingerprint;
 use wire::{FoldMode, HugePages, Pace, ZeroPages};
 
-/// The pace to send to a member.
+/// The settings to send to a member. `interval` is the part of the hash space that the index covers.
 pub fn pace(settings: &Settings, clearing: bool, interval: (u64, u64), pages_per_s: Option<u32>) -> Pace {
     let fold = match settings.fold {
         Fold::On if !clearing => FoldMode::On,
@@ -20,14 +21,16 @@ pub fn pace(settings: &Settings, clearing: bool, interval: (u64, u64), pages_per
     Pace { pages_per_s, fold, zero_pages, huge_pages, first: Fingerprint(interval.0), last: Fingerprint(interval.1) }
 }
 
-/// Divides a rate in proportion to the members' pages; each gets at least one page a second.
+/// Divides the group's scan rate among members in proportion to their `pages`. Each gets at least one page a second;
+/// `None` if there is no rate.
 pub fn shares(rate: Option<u32>, pages: &[u64]) -> Vec<Option<u32>> {
     let all: u128 = pages.iter().map(|pages| u128::from(*pages) + 1).sum();
     let share = |rate: u32, pages: u64| (u128::from(rate) * (u128::from(pages) + 1) / all.max(1)) as u32;
     pages.iter().map(|pages| rate.map(|rate| share(rate, *pages).clamp(1, u32::MAX - 1))).collect()
 }
 
-/// Whether a member need not be told a new pace: nothing but its share of the scan rate has changed, by 1/16 at most.
+/// Whether settings are so close to the ones that the member was sent last that it need not be sent them: only its
+/// share of the scan rate differs, by 1/16 at most.
 pub fn is_close(told: &Pace, pace: &Pace) -> bool {
     let close = match (told.pages_per_s, pace.pages_per_s) {
         (Some(told), Some(now)) => told.abs_diff(now) <= told / 16,

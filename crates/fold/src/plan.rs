@@ -11,10 +11,10 @@
 //!   a duplicate whose content was short-lived (`fleeting.rs`), and is not shared at the moment, is tried again later
 //! ```
 //!
-//! Work is not queued page by page. It is marks in the table of pages, and for each member a set of chunks with marked
-//! pages ([`Place`]). So
+//! Planned folds are not queued page by page. They are marks in the table of pages, and for each member a set of chunks
+//! (64 neighbouring pages) with marked pages ([`Place`]). So
 //!
-//! - nothing grows while a member is slow to do what it is asked,
+//! - no queue grows while a member is slow to answer requests,
 //! - a page that changes meanwhile only loses its mark,
 //! - requests are made in the order of addresses, which makes the longest runs (`dispatch.rs`).
 //!
@@ -35,17 +35,20 @@ use page::{Fingerprint, PoolSlot};
 use std::collections::{BTreeSet, HashMap};
 use wire::{RestedRun, Target};
 
-/// Most chunks of one member: 256 GiB of pages.
+/// Most chunks of one member: 2^20, which are 256 GiB of pages. Pages in further chunks are not noted.
 const CHUNKS_OF_A_MEMBER: usize = 1 << 20;
-/// Most chunks of all members, in multiples of the full chunks that the index's pages would take.
+/// Most chunks of all members together, as a multiple of the number of chunks that hold as many pages as the index may
+/// remember: 2. A chunk often has few pages that are indexed.
 const SPARSENESS: u64 = 2;
-/// Most chunks of all members while a member claims slots, as a multiple of the most chunks for reported pages: 2.
-/// Claimed pages were in the table of a predecessor, or in this one before. So there is room for the claims, however
-/// much other members have reported meanwhile.
+/// Most chunks of all members when a chunk is added for pages that a member claims to have folded already, as a
+/// multiple of the most chunks for reported pages: 2. Claimed pages were in the table of an earlier worker, or in this
+/// table before. So there is room for the claims, however much other members have reported meanwhile.
 const CLAIMS_PART: u64 = 2;
-/// Chunks that each member may have beyond its frames, as a part of the most in all: 1/64.
+/// Chunks that a member may have beyond one for each of its page frames and folded pages, as a part of the most chunks
+/// of all members: 1/64.
 const SPARE_PART: u64 = 64;
-/// Most pages of one member that are to be tried again: busy ones, and those of short-lived contents.
+/// Most pages of one member that are noted to be tried again: pages that the kernel would not move, and pages of
+/// short-lived contents. Instead of more, a full report is requested.
 const MOST_RETRIES: usize = 1 << 16;
 
 /// The settings that the plan follows.
@@ -70,28 +73,28 @@ pub struct Place {
     pub chunks: HashMap<u64, u32>,
     /// Chunks with wanted pages whose slots are filled.
     pub folds: BTreeSet<u64>,
-    /// Chunks with donors.
+    /// Chunks with donors: pages whose bytes the member is to be asked for.
     pub donations: BTreeSet<u64>,
-    /// Whether it folds, by its own account.
+    /// Whether the member says that it folds (its state in [`wire::MemberStats`]).
     pub may_fold: bool,
-    /// Whether it answers requests for bytes.
+    /// Whether it answers requests to show pages.
     pub may_donate: bool,
-    /// Whether it folds whatever rests, short-lived or not ([`wire::Hello::eager`]).
+    /// Whether it folds all pages at rest, even if they were written soon after earlier folds ([`wire::Hello::eager`]).
     pub eager: bool,
-    /// Largest number of frames that the kernel has told of its process; `u64::MAX` before the first look. The member
-    /// cannot have more pages that rest.
+    /// Largest number of page frames that the kernel has counted for its process; `u64::MAX` before the first count.
+    /// The member cannot report more pages than these.
     pub frames: u64,
     /// Pages of the member that map a slot.
     pub mapped: u64,
     /// Pages that the member was asked to fold and has not answered for.
     pub sent: u64,
-    /// Slots that it released, whose holds are to be handed to its leases.
+    /// Slots that the member released. Their holds are to be handed to its leases (`lease.rs`).
     pub deferred: Vec<PoolSlot>,
-    /// Pages to try again.
+    /// Pages that are to be considered again later ([`Planner::retry_all`]).
     pub retries: Vec<PageRef>,
-    /// Whether the plan lost a page that only a full report brings back.
+    /// Whether a page was left out that only a full report makes known again.
     pub missed: bool,
-    /// Pages of the member that were born folded.
+    /// Pages that the member maps from a template's file (`home.rs`).
     pub homes: Homes,
 }
 
@@ -105,7 +108,7 @@ impl Place {
     }
 }
 
-/// The contents of index entries.
+/// Looks up the contents of index entries in the table of pages and in the pool.
 pub(crate) struct Contents<'a> {
     pub(crate) table: &'a Table,
     pub(crate) pool: &'a Pool,
@@ -139,15 +142,16 @@ pub struct Planner {
     pub(crate) fleeting: Fleeting,
     /// The current second since the worker began.
     pub(crate) now: u32,
-    /// Pages whose plans failed, to be considered again before the current call ends.
+    /// Pages for which another plan is to be made before the current call ends, because the earlier one failed.
     pub(crate) again: Vec<PageRef>,
     /// The settings that the plan follows.
     pub policy: Policy,
-    /// Why a slot could not be taken, until the clock has taken note of it.
+    /// Why a slot could not be taken from the pool, until the timed work has noted it (`tick.rs`).
     pub full: Option<Full>,
-    /// Times that a page with a duplicate got no slot.
+    /// Number of times that a page with a duplicate could not be folded because no slot could be taken.
     pub no_room: u64,
-    /// Whether the index has narrowed its part of the hash space, and no event was sent about that yet.
+    /// Whether the index has been restricted to a smaller part of the hash space, and the supervisor has not been told
+    /// so yet.
     pub narrowed: bool,
 }
 
@@ -204,8 +208,8 @@ impl Planner {
         chunk
     }
 
-    /// Whether with `more` chunks, a member would have more chunks than frames and folded pages, and more than its part
-    /// of the spare chunks beyond.
+    /// Whether a member with `more` further chunks would have more chunks than it has page frames and folded pages,
+    /// plus 1/[`SPARE_PART`] of the most chunks of all members.
     pub(crate) fn would_have_too_many_chunks(&mut self, member: MemberId, more: u64) -> bool {
         let spare = self.most_chunks() / SPARE_PART;
         let place = self.place(member);
@@ -287,7 +291,8 @@ impl Planner {
             if is_live && self.pool.content(home).0 == fingerprint {
                 return self.want(page, home);
             }
-            // Anonymous memory in the middle of a template would not show the template again when it is discarded.
+            // A page of zeros in a mapping of a template is not folded: anonymous memory in its place would not show
+            // the template's bytes again when the program discards the page.
             if is_live && fingerprint == Fingerprint::ZERO_PAGE.0 {
                 return;
             }
@@ -311,7 +316,8 @@ impl Planner {
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.narrow();
                 }
-                // Only made-up fingerprints, which no hash gives, fill even the smallest part of the hash space.
+                // Even the smallest part of the hash space is full. Only invented fingerprints do this: fingerprints of
+                // real pages are spread evenly.
                 if self.index.pages() > self.policy.index_pages as usize {
                     self.forget(page);
                 }
@@ -324,13 +330,15 @@ impl Planner {
         }
     }
 
-    /// Whether a content was short-lived lately and is not shared at the moment. `entry` is its index entry.
+    /// Whether a content was short-lived lately (`fleeting.rs`), and no page maps a slot with it at the moment. `entry`
+    /// is its index entry.
     fn did_not_last(&self, entry: Entry, fingerprint: u64) -> bool {
         let is_shared = matches!(entry, Entry::Slot(slot) if self.pool.is_shared(slot));
         !is_shared && self.fleeting.waits(fingerprint, self.now)
     }
 
-    /// Takes a slot for two pages with the same content, of which `other` is indexed.
+    /// Takes a slot for two pages with the same content, of which `other` is the one in the index. If no slot can be
+    /// taken, the page is left out until a full report.
     fn pair(&mut self, page: PageRef, other: PageRef, key: Key) {
         if !self.is_shareable(page) {
             return;
@@ -373,7 +381,7 @@ impl Planner {
         folds && !self.table.is(page, Mark::Huge)
     }
 
-    /// Plans to fold a page to a slot that is live or pending.
+    /// Plans to fold a page to a slot that is live, or as soon as it is filled.
     fn want(&mut self, page: PageRef, slot: PoolSlot) {
         if self.pool.state(slot) != SlotState::Pending {
             self.want_now(page, Target::Slot(slot));
@@ -398,7 +406,7 @@ impl Planner {
         }
     }
 
-    /// Forgets all that is known and planned of a page. It must be neither sent nor mapped.
+    /// Drops the plan to fold a page, its index entry and its fingerprint. It must be neither sent nor mapped.
     pub(crate) fn forget(&mut self, page: PageRef) {
         let fingerprint = self.table.fingerprint(page);
         if self.table.clear(page, Mark::Indexed) {
@@ -416,8 +424,8 @@ impl Planner {
         self.table.set_fingerprint(page, 0);
     }
 
-    /// Fails a pending slot whose bytes will not come. The pages that wait for it are considered again. A donor whose
-    /// bytes have changed is forgotten until it is reported again: otherwise it would be asked over and over.
+    /// Gives up a pending slot whose bytes will not come. The pages that wait for it are considered again. A donor
+    /// whose bytes have changed is forgotten until it is reported again: otherwise it would be asked over and over.
     pub(crate) fn fail(&mut self, slot: PoolSlot, donor_changed: bool) {
         if self.pool.state(slot) != SlotState::Pending {
             return;
@@ -447,7 +455,7 @@ impl Planner {
         self.index.remove(key, Entry::Slot(slot));
     }
 
-    /// Considers the pages again whose plans failed.
+    /// Makes another plan for pages whose earlier plan failed ([`Self::again`]).
     pub(crate) fn look_again(&mut self) {
         while let Some(page) = self.again.pop() {
             let is_busy = self.table.is(page, Mark::Indexed) || self.table.state(page) != State::Idle;
@@ -457,7 +465,7 @@ impl Planner {
         }
     }
 
-    /// Narrows the part of the hash space that the index covers, until its pages fit.
+    /// Halves the part of the hash space that the index covers until its pages are no more than the setting allows.
     fn narrow(&mut self) {
         while self.index.pages() > self.policy.index_pages as usize {
             let keys = Contents { table: &self.table, pool: &self.pool, intra: self.policy.intra_member_only };
@@ -472,7 +480,7 @@ impl Planner {
         }
     }
 
-    /// Notes a page that is to be tried again later.
+    /// Notes a page that [`Self::retry_all`] is to consider again.
     pub(crate) fn retry(&mut self, page: PageRef) {
         let member = self.table.member(page);
         let place = self.place(member);
@@ -483,7 +491,7 @@ impl Planner {
         }
     }
 
-    /// Considers the noted pages of a member again.
+    /// Plans anew for the pages of a member that [`Self::retry`] noted.
     pub fn retry_all(&mut self, member: MemberId) {
         self.again = std::mem::take(&mut self.place(member).retries);
         // A page that was reported anew may have been noted twice.

@@ -1,20 +1,23 @@
 //! The pool: the pages that a group shares.
 //!
-//! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. The worker
-//! uses a slot of its own segments again when nobody holds it any more. Before a slot is used again, the prover has to
-//! tell that nobody reads its frame (`proof.rs`).
+//! It is a list of *segments* (`segment.rs`), memory files that members map privately and can only read. When nothing
+//! holds a slot of the worker's own segments any more (`segment.rs`), the slot is filled with another content. Before,
+//! the prover has to answer that nobody reads the slot's page frame (`proof.rs`).
 //!
-//! Memory is freed by whole segments only, when none of the slots was held for a while. The files are sealed against
-//! writing, and the kernel then refuses to punch single pages out of them. Two rules keep segments droppable:
+//! Memory is freed by whole segments only, when none of a segment's slots was held for a while. The files are sealed
+//! against writing, and the kernel then refuses to punch single pages out of them. Two rules help that segments become
+//! empty:
 //!
-//! - Used slots are taken before new ones. The exception is a small number of scattered slots, which would make short
-//!   runs.
+//! - Used slots are taken before new ones. The exception is a small number of scattered slots, whose pages could only
+//!   be folded in short runs.
 //! - Segments start small and grow with the pool.
 //!
-//! Where there is no prover, slots that members mapped are not used again, and lie waste until their segment is empty.
-//! Two bounds hold then: the pool's, for used and waste slots together, and one for the waste ([`WASTE_SLOTS`]).
+//! Where there is no prover, slots that members mapped are not used again, and take memory for nothing until their
+//! segment is empty. Two bounds hold then: the pool's bound is for used and wasted slots together, and [`WASTE_SLOTS`]
+//! for wasted ones alone.
 //!
-//! Slots that are taken one after the other lie side by side, because long runs need few mappings.
+//! Slots that are taken one after the other lie side by side, because consecutive pages that map consecutive slots need
+//! only one mapping (VMA).
 
 use crate::segment::{Memory, Segment, SlotState};
 use act::{DonationWindow, InheritedSegment, PoolSegment};
@@ -26,18 +29,20 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::prove::{PROVE_PAGES, PROVE_RANGES};
 
-/// Most segments of a pool: their files fit into one message to the supervisor.
+/// Most segments of a pool. As many file descriptors fit into one message to the supervisor.
 pub const MOST_SEGMENTS: usize = 60;
-/// Slots of the first segment: 16 MiB.
+/// Least number of slots of a segment: 4096, or 16 MiB. Larger segments have a multiple of it.
 const LEAST_SEGMENT_SLOTS: u32 = 1 << 12;
-/// Free slots that cannot be used again, beyond which the pool does not grow, unless more slots are in use: 64 MiB.
+/// Without a prover, the pool does not grow while it has more free slots that cannot be used again than this, and more
+/// of them than slots in use: 64 MiB.
 const WASTE_SLOTS: u64 = 1 << 14;
-/// Least size of a new segment in proportion to the pool: 1/4.
+/// Size of a new segment as a part of the memory that the pool takes: 1/4. [`LEAST_SEGMENT_SLOTS`] is the least.
 const GROWTH_PART: u64 = 4;
-/// Least length in slots of a used extent that is taken before new slots.
+/// Least length of an extent of slots, used before and free now, that is taken before slots that were never used: 16
+/// slots.
 const LONG_ENOUGH: u32 = 16;
-/// Largest part of the pool that may lie free in shorter extents before they are taken too: 1/32. A run that ends
-/// sooner costs each of its members a mapping, 256 bytes. An idle slot costs a page.
+/// Free slots as a part of the slots in use, beyond which shorter extents are taken before new slots, too: 1/32. A run
+/// that ends sooner costs each of its members a mapping, 256 bytes. An idle slot costs a page.
 const SCATTERED_PART: u64 = 32;
 
 /// The pool of a group.
@@ -47,19 +52,19 @@ pub struct Pool {
     segments: Vec<Option<Box<Segment>>>,
     /// Numbers of the existing segments.
     numbers: Vec<u8>,
-    /// New segments that were not handed to members and the supervisor yet.
+    /// Numbers of new segments whose files were not handed to members and the supervisor yet.
     pub made: Vec<u8>,
     /// The extent from which the next slots are taken.
     next: Option<(u8, Range<u32>)>,
     most_slots: u32,
-    /// Slots in use: held, or inherited.
+    /// Slots in use: those with a hold, and all filled slots of inherited segments.
     slots: u64,
     last_number: u8,
     /// Whether the prover answers, so that free slots can be used again.
     pub has_prover: bool,
 }
 
-/// A number of slots, which prints as their memory.
+/// A number of slots. It is printed as the memory that they take, in MiB or KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(u32);
 
@@ -73,7 +78,7 @@ impl std::fmt::Display for Size {
 /// Why no slot could be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Full {
-    /// As many slots are in use as may be.
+    /// As many slots are in use as the setting allows.
     #[error("all that the pool may hold is in use: {0}")]
     Slots(Size),
     /// Too many slots are free and cannot be used again.
@@ -87,7 +92,7 @@ pub enum Full {
         /// Slots in use.
         used: u64,
     },
-    /// The pool has [`MOST_SEGMENTS`].
+    /// The pool has [`MOST_SEGMENTS`] segments, and none of them has a slot that can be taken.
     #[error("the pool has {MOST_SEGMENTS} segments, most of them of earlier workers")]
     Segments,
     /// The kernel gave no memory.
@@ -118,7 +123,7 @@ impl Pool {
         self.most_slots = slots;
     }
 
-    /// Whether the reason for which the pool was full has passed.
+    /// Whether a slot may be taken again: the reason `full` holds no longer.
     pub fn has_room(&self, full: &Full) -> bool {
         match full {
             Full::Slots(_) => self.slots < u64::from(self.most_slots),
@@ -141,7 +146,8 @@ impl Pool {
         self.segments[usize::from(slot.segment())].as_mut().expect("a slot that is held lies in a segment")
     }
 
-    /// Takes a slot for a content. Nobody holds it yet.
+    /// Takes a slot for the content with this fingerprint; the slot is pending then, and has no hold. `owner` is the
+    /// member whose content it is.
     ///
     /// # Errors
     /// No slot can be taken; the pool is as it was.
@@ -214,7 +220,8 @@ impl Pool {
         }
     }
 
-    /// Takes over a segment of a predecessor, without its slots ([`Self::inherit_slots`]).
+    /// Takes over the file of a segment that an earlier worker filled, or of a template. [`Self::inherit_slots`] finds
+    /// the slots in it.
     ///
     /// # Errors
     /// The file is no segment, or its number is taken.
@@ -252,7 +259,7 @@ impl Pool {
         self.segments.get(usize::from(number)).and_then(Option::as_deref).map_or(0, Segment::slots)
     }
 
-    /// Reads anew how much memory templates take.
+    /// Reads from the kernel how much memory each loaded template takes now.
     pub fn look_at_templates(&mut self) {
         for segment in self.segments.iter_mut().flatten().filter(|segment| segment.is_loaded) {
             let before = segment.resident;
@@ -261,7 +268,8 @@ impl Pool {
         }
     }
 
-    /// Finds the first filled slots of an inherited segment from `from` on, and makes them live.
+    /// Finds the first filled slots of an inherited segment from `from` on, and makes them live. `None` if there are no
+    /// more.
     ///
     /// # Errors
     /// The kernel refused.
@@ -276,7 +284,7 @@ impl Pool {
         Ok(filled)
     }
 
-    /// Fingerprints inherited slots, all of one segment, and remembers the result.
+    /// Reads these inherited slots of one segment, and notes the fingerprint of each.
     ///
     /// # Errors
     /// The kernel refused.
@@ -291,14 +299,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Sets the owner of an inherited slot, where members share nothing.
+    /// Sets the member that owns an inherited slot, for groups whose members share nothing with each other.
     pub fn set_owner(&mut self, slot: PoolSlot, owner: u32) {
         let segment = self.known(slot);
         let (fingerprint, _) = segment.content(slot.index());
         segment.set_content(slot.index(), fingerprint, owner);
     }
 
-    /// Fills consecutive slots with consecutive pages of the window.
+    /// Fills `pages` consecutive slots with the window's pages from number `page` on.
     ///
     /// # Errors
     /// Memory is short, or the slots are inherited.
@@ -317,22 +325,22 @@ impl Pool {
         }
     }
 
-    /// Ends a slot's pending state: it is live, or has failed.
+    /// Ends a slot's pending state; `state` says whether it is live or has failed.
     pub fn settle(&mut self, slot: PoolSlot, state: SlotState) {
         self.known(slot).settle(slot.index(), state);
     }
 
-    /// The ticket of the pages that wait for a pending slot.
+    /// The ticket of a pending slot, by which `waiters.rs` finds the pages that wait for it.
     pub fn ticket(&self, slot: PoolSlot) -> u32 {
         self.segment(slot).map_or(0, |segment| segment.ticket(slot.index()))
     }
 
-    /// Sets the ticket of the pages that wait for a pending slot.
+    /// Sets the ticket of a pending slot ([`Self::ticket`]).
     pub fn set_ticket(&mut self, slot: PoolSlot, ticket: u32) {
         self.known(slot).set_ticket(slot.index(), ticket);
     }
 
-    /// Where a slot is in its life; free, too, where there is no such slot.
+    /// The state of a slot; [`SlotState::Free`] also if there is no such slot.
     pub fn state(&self, slot: PoolSlot) -> SlotState {
         self.segment(slot).map(|segment| segment.state(slot.index())).unwrap_or_default()
     }
@@ -347,14 +355,14 @@ impl Pool {
         self.segment(slot).map_or((0, 0), |segment| segment.content(slot.index()))
     }
 
-    /// Adds a hold to a slot.
+    /// Adds a hold, a reason to keep the slot's bytes (`segment.rs`).
     pub fn hold(&mut self, slot: PoolSlot) {
         let segment = self.known(slot);
         let new = segment.hold(slot.index()) && !segment.is_inherited();
         self.slots += u64::from(new);
     }
 
-    /// Takes a hold away; returns whether that made the slot free.
+    /// Removes a hold of a slot; returns whether the slot is free now.
     pub fn unhold(&mut self, slot: PoolSlot) -> bool {
         let freed = self.known(slot).unhold(slot.index());
         self.slots -= u64::from(freed);
@@ -376,7 +384,7 @@ impl Pool {
         self.segment(slot).is_some_and(|segment| segment.is_referenced(slot.index()))
     }
 
-    /// Notes the second when a slot was filled.
+    /// Notes when a slot was filled: `now` is in seconds since the worker began.
     pub fn set_born(&mut self, slot: PoolSlot, now: u32) {
         self.known(slot).set_born(slot.index(), now);
     }
@@ -387,7 +395,8 @@ impl Pool {
         Some(now.saturating_sub(segment.born(slot.index())))
     }
 
-    /// Notes that a member is asked to map a slot.
+    /// Notes that a member is asked to map a slot, so that the slot cannot be filled again without a proof
+    /// (`proof.rs`).
     pub fn show(&mut self, slot: PoolSlot) {
         self.known(slot).show(slot.index());
     }
@@ -397,22 +406,23 @@ impl Pool {
         self.segments().map(|(_, s)| u64::from(s.freed())).sum()
     }
 
-    /// Slots that are free and may still be read.
+    /// Slots that are free, and that a device or a pipe may still read.
     fn unproven(&self) -> u64 {
         self.segments().map(|(_, s)| u64::from(s.unproven())).sum()
     }
 
-    /// Whether, without a prover, so many slots are unproven that the pool must not grow.
+    /// Whether there is no prover and the pool must not grow, because too many slots are free and cannot be used again.
     pub fn is_wasteful(&self) -> bool {
         !self.has_prover && self.unproven() > self.slots().max(WASTE_SLOTS)
     }
 
-    /// Slots by which the pool's memory may grow.
+    /// Number of slots by which the pool's memory may still grow.
     fn growth(&self) -> u64 {
         if self.is_wasteful() { 0 } else { u64::from(self.most_slots).saturating_sub(self.resident()) }
     }
 
     /// Takes unproven slots to ask the prover about: extents of one segment, at most as many as one question may have.
+    /// `None` if there are none.
     pub fn take_unproven(&mut self) -> Option<(u8, Vec<Range<u32>>)> {
         let (_, number) = self.segments().map(|(n, s)| (s.longest_unproven(), n)).max().filter(|(n, _)| *n > 0)?;
         let segment = self.segments[usize::from(number)].as_mut()?;
@@ -427,8 +437,8 @@ impl Pool {
         Some((number, ranges))
     }
 
-    /// Addresses of slots of this worker's own in its memory. The slots are touched, so that the worker's page table
-    /// has them.
+    /// Where these slots of an own segment lie in the worker's memory. Each is read, so that the worker's page table
+    /// maps it and the prover finds its frame there. `None` for an inherited segment.
     pub fn place(&self, number: u8, slots: &Range<u32>) -> Option<PageRange> {
         match &self.segments[usize::from(number)].as_ref()?.memory {
             Memory::Own(own) => Some(own.place(slots)),
@@ -443,7 +453,7 @@ impl Pool {
         }
     }
 
-    /// Has the prover asked again about slots that somebody held.
+    /// Has the prover asked again about slots whose frames still had other references.
     pub fn ask_again(&mut self) {
         self.segments.iter_mut().flatten().for_each(|segment| segment.ask_again());
     }
@@ -453,7 +463,7 @@ impl Pool {
         self.segment(slot).map_or(0, |segment| segment.holds(slot.index()))
     }
 
-    /// A segment of which no slot was held for `time`.
+    /// The number of a segment of which no slot was held for `time`; loaded templates do not count.
     pub fn idle_segment(&self, now: Instant, time: Duration) -> Option<u8> {
         let used = |s: &Segment| (s.resident > 0 || s.is_inherited()) && !s.is_loaded;
         let idle = |s: &Segment| s.idle_since.is_some_and(|since| now.saturating_duration_since(since) >= time);
@@ -487,12 +497,13 @@ impl Pool {
         self.slots
     }
 
-    /// Slots that take memory.
+    /// Slots that take memory, in use or not.
     pub fn resident(&self) -> u64 {
         self.segments().map(|(_, s)| u64::from(s.resident)).sum()
     }
 
-    /// Slots with bytes that are held although no page of a connected member maps them.
+    /// Number of filled slots that have a hold although no page of a connected member maps them: they wait for leases
+    /// or departed members.
     pub fn deferred(&self) -> u64 {
         self.segments().map(|(_, s)| u64::from(s.held - s.referenced()).saturating_sub(u64::from(s.unfilled))).sum()
     }
@@ -507,7 +518,7 @@ impl Pool {
         all
     }
 
-    /// Bytes of memory that the pool's account of its slots takes.
+    /// Bytes of memory that the worker's records of the slots take, without the slots themselves.
     pub fn bytes(&self) -> u64 {
         self.segments().map(|(_, s)| s.bytes()).sum()
     }

@@ -1,9 +1,9 @@
 //! Proof that nobody reads a free slot, so that it may be filled again.
 //!
-//! A lease tells that no process maps a slot. It does not tell of readers that need no mapping: writes with `O_DIRECT`,
-//! sends with `MSG_ZEROCOPY`, pipes. They hold the slot's frame even if the member has written its page since, or has
-//! ended. These readers must find the slot's old bytes. The kernel's own merger never rewrites a frame that somebody
-//! holds, and neither does the worker:
+//! A lease (`lease.rs`) shows that no process maps a slot. It does not show readers that need no mapping: writes with
+//! `O_DIRECT`, sends with `MSG_ZEROCOPY`, pipes. They have references to the slot's page frame even if the member has
+//! written its page since, or has ended, and they must find the slot's old bytes. KSM never rewrites a frame to which
+//! somebody else has a reference, and neither does the worker:
 //!
 //! ```text
 //!   worker                                       prover (crates/prove)
@@ -15,10 +15,11 @@
 //!     | may fill it, or asks again after AGAIN_TIME  |
 //! ```
 //!
-//! The proof holds from then on. No member was asked to map the slot since it was released. Nobody who does not map a
-//! slot can begin to hold its frame. (A member that maps or lends slots unasked harms itself: it may see them change.)
-//! The file keeps the frame while somebody holds it: it cannot be punched or cut, and the kernel moves no page that is
-//! held. So the frame that the prover looked at is the only frame that a reader of the slot can hold.
+//! The proof holds from then on. No member was asked to map the slot since it was released, and only a process that
+//! maps a slot can take a new reference to its frame. (A member that maps or lends slots unasked harms itself: it may
+//! see them change.) The file keeps the frame while somebody holds it: it cannot be punched or cut, and the kernel
+//! moves no page that is held. So the frame that the prover looked at is the only frame that a reader of the slot can
+//! hold.
 //!
 //! The worker does not wait. It asks about slots some time before it needs them ([`AHEAD`]), the longest extents
 //! first. A prover that does not answer is left, and asked again later.
@@ -32,18 +33,20 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::prove::{Kind, PROVE_PAGES, PROVE_RANGES, Proof};
 
-/// Number of slots that may be filled, below which the prover is asked about more: 64 MiB of them.
+/// The prover is asked about more free slots while fewer than this may be filled: 64 MiB of them.
 const AHEAD: u64 = 1 << 14;
-/// Time between two questions: 250 ms. After a question of the largest size, the next one follows at once.
+/// Time between two questions to the prover: 250 ms. After a question of the largest size, the next one follows at
+/// once.
 const ASK_TIME: Duration = Duration::from_millis(250);
 /// Time before the prover is asked again about slots whose frame had further references: 1 s. The kernel itself holds
 /// pages for a moment after they are unmapped.
 const AGAIN_TIME: Duration = Duration::from_secs(1);
-/// Longest wait for an answer: 10 s.
+/// Longest wait for an answer of the prover, after which its connection is closed: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// Time between attempts to connect: 2 s.
+/// Time between two attempts to connect to the prover: 2 s.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Time without a prover before this is reported: 10 s. A prover that ends is started again at once.
+/// Time without a prover after which the group's report says so: 10 s. The supervisor starts a prover that ended again
+/// at once.
 const LOST_TIME: Duration = Duration::from_secs(10);
 
 /// The slots of an unanswered question.
@@ -67,28 +70,28 @@ pub struct Proofs {
     again_at: Instant,
     /// Time of the last connection to the prover.
     connected_at: Instant,
-    /// Time since which no prover has answered; `None` while one does.
+    /// Since when no prover has answered; `None` while one answers.
     lost_since: Option<Instant>,
 }
 
 impl Proofs {
-    /// Nothing is asked yet.
+    /// No slots are asked about, and the prover is not connected yet.
     pub const fn new(path: PathBuf, now: Instant) -> Self {
         Self { path, prover: None, asked: None, ask_at: now, again_at: now, connected_at: now, lost_since: None }
     }
 
-    /// The socket on which an answer is due.
+    /// The prover's socket, if it owes an answer.
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.prover.as_ref().filter(|_| self.asked.is_some()).map(AsFd::as_fd)
     }
 
-    /// Takes the answer that is due, and asks the next question.
+    /// Reads the prover's answer if it has come, and asks the next question if it is time.
     pub fn go_on(&mut self, pool: &mut Pool, now: Instant) {
         if let Some(asked) = self.asked.take() {
             self.asked = self.hear(asked, pool, now);
         }
         pool.has_prover = self.prover.is_some();
-        // A prover that did not answer would have lost the connection by this time.
+        // If the prover had not answered, the connection to it would have been closed by this time.
         if self.prover.is_some() && now.saturating_duration_since(self.connected_at) >= 2 * ANSWER_TIME {
             self.lost_since = None;
         }
@@ -101,12 +104,13 @@ impl Proofs {
         }
     }
 
-    /// Forgets a segment that is dropped. By the time of an answer, other memory may lie at its address.
+    /// Forgets a segment that is dropped. When the answer to a question about it comes, other memory may lie at its
+    /// address.
     pub fn forget(&mut self, segment: u8) {
         self.asked.take_if(|asked| asked.segment == segment);
     }
 
-    /// Whether no prover has answered for a while. Services that have none ignore that.
+    /// Whether no prover has answered for a while. Also true in services that have no prover; these ignore it.
     pub fn is_lost(&self, now: Instant) -> bool {
         self.lost_since.is_some_and(|since| now.saturating_duration_since(since) >= LOST_TIME)
     }
@@ -164,7 +168,7 @@ impl Proofs {
         }
     }
 
-    /// Leaves a prover that is gone, or does not answer.
+    /// Closes the connection to a prover that is gone or does not answer. The slots asked about stay unproven.
     fn give_up(&mut self, asked: &Asked, pool: &mut Pool, now: Instant) {
         self.prover = None;
         self.lost_since.get_or_insert(now);

@@ -10,13 +10,14 @@ use page::Savings;
 use std::time::Instant;
 use wire::{Counters, MemberState, MemberStats, Outcome, Stalls};
 
-/// Most bytes of members' reports in a message: all but 16 KiB.
+/// Most bytes that reports of single members take in a message to the supervisor; 16 KiB are left for the rest of the
+/// group's report. Members whose reports do not fit are only counted.
 const MEMBERS_BYTES: usize = CONTROL_BYTES - (16 << 10);
 
-/// Account of members that are not connected any more.
+/// Sums over all earlier connections of members.
 #[derive(Clone, Debug, Default)]
 pub struct Former {
-    /// Their counters.
+    /// Sum of the counters that these members had reported.
     pub done: Counters,
     /// Pages that they reported.
     pub reported: u64,
@@ -40,8 +41,8 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// A member's state and its details. A member that folds has the state `no_headroom` near its control group's memory limit. Else it has
-/// `no_room` if the group's pool gives out no slots.
+/// A member's state and its details. A member that folds has the state `no_headroom` near its control group's memory
+/// limit. Else it has `no_room` if the group's pool gives out no slots.
 fn state_of(member: &Member, folds: bool, no_room: Option<&str>) -> (&'static str, String) {
     let stats = &member.stats;
     let is_open = folds && matches!(stats.state, MemberState::Folding | MemberState::Off);
@@ -55,7 +56,7 @@ fn state_of(member: &Member, folds: bool, no_room: Option<&str>) -> (&'static st
     }
 }
 
-/// Why a member that folds has nothing folded; empty if it has.
+/// Why a member in the state "folding" has no folded page; empty if it has one.
 fn why_nothing(stats: &MemberStats) -> String {
     if stats.enrolled_pages == 0 || [stats.folded_pages, stats.zero_pages, stats.broken_pages] != [0; 3] {
         return String::new();
@@ -73,7 +74,7 @@ fn why_nothing(stats: &MemberStats) -> String {
 }
 
 impl Group {
-    /// Makes the report.
+    /// The group's report at this moment.
     pub fn report(&mut self, now: Instant) -> GroupReport {
         self.planner.pool.look_at_templates();
         let mut done = self.former.done;
@@ -155,7 +156,8 @@ impl Group {
         }
     }
 
-    /// `mapped` are the pages of each member that map a slot, and those that may do so in a moment: no member has folded more.
+    /// `mapped` are the pages of each member that map a slot, and the pages of unanswered requests. A member has no
+    /// more folded pages than these two together, so a greater number that it reports is cut to their sum.
     fn report_members(&self, report: &mut GroupReport, mapped: &[[u64; 2]]) {
         let connected = self.members.values().zip(mapped).map(|(member, [mapped, sent])| {
             let stats = &member.stats;

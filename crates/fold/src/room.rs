@@ -16,7 +16,7 @@
 //!
 //! | pages become private because | then |
 //! |---|---|
-//! | the group is set to `unfold` | they do so in parts |
+//! | the group is set to `unfold` | each member makes as many private as was promised for it |
 //! | members are to share nothing | the same, and nothing is folded meanwhile |
 //! | the pool is to be made anew | the pool stays as it is, and folding goes on, until there is room for all. A renewal that is not done while the promise stands is given up |
 
@@ -28,9 +28,9 @@ use page::pages_to_bytes;
 use std::time::{Duration, Instant};
 use wire::{FoldMode, MemberState, ToAgent};
 
-/// Time between a refusal and the next question: 5 s.
+/// Time after which the worker asks its supervisor for memory again when it was refused: 5 s.
 const REFUSED_TIME: Duration = Duration::from_secs(5);
-/// Time after which a worker asks again for what is left: 2 s. Members may have folded more since it asked.
+/// Time after a promise from which on the worker asks for memory for the pages that are still not private: 2 s.
 const MORE_TIME: Duration = Duration::from_secs(2);
 /// Time after which the worker asks its supervisor for memory again, if no answer has come: 10 s.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ pub enum Asking {
 }
 
 impl Asking {
-    /// Why pages that are to become private stay as they are.
+    /// Why the supervisor refused memory, so that folded pages cannot be made private; `None` if it has not refused.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Refused { why, .. } => Some(why),
@@ -63,7 +63,7 @@ impl Asking {
 }
 
 impl Group {
-    /// Asks for room if it is time for that.
+    /// Asks the supervisor for memory for pages that are to become private, if it is time to ask.
     pub(crate) fn tick_room(&mut self, now: Instant) {
         let needs = self.needs(now);
         let pages: u64 = needs.iter().map(|(_, _, pages)| pages).sum();
@@ -82,7 +82,8 @@ impl Group {
         }
     }
 
-    /// The question for a new supervisor, which knows of no promise: `None` if nothing is wanted.
+    /// The request for memory to a new supervisor, which does not know what an earlier one promised; `None` if no
+    /// memory is wanted.
     pub(crate) fn ask_anew(&mut self, now: Instant) -> Option<Needs> {
         let needs = self.needs(now);
         (!matches!(self.asking, Asking::Idle)).then(|| self.ask_for(&needs, now))
@@ -95,12 +96,13 @@ impl Group {
         Needs { members: needs.iter().map(room).collect(), whole: !self.unfolds() }
     }
 
-    /// Whether pages become private already, as far as there is room.
+    /// Whether members are told to make their pages private, as far as memory is promised.
     fn unfolds(&self) -> bool {
         self.clearing.is_some() || self.settings.fold == Fold::Unfold
     }
 
-    /// The pages of each member that are to become private, or would be if the pool was made anew.
+    /// The pages of each member that are to become private, or would be if the pool was replaced by a new one. With the
+    /// member's id and pid.
     fn needs(&mut self, now: Instant) -> Vec<(MemberId, u32, u64)> {
         let (unfolds, mut others) = (self.settings.fold == Fold::Unfold, OTHER_PAGES);
         if !self.unfolds() && !self.renewal_is_due(now) {
@@ -121,7 +123,7 @@ impl Group {
         needs
     }
 
-    /// Takes the supervisor's answer.
+    /// Handles the supervisor's answer: passes promised memory on to members, or notes the refusal.
     pub(crate) fn answered(&mut self, room: Room, now: Instant) {
         let Asking::Asked { pages: asked, .. } = self.asking else { return };
         match room {
@@ -166,7 +168,7 @@ impl Group {
         }
     }
 
-    /// Ends a promise whose time is over.
+    /// Ends a promise of memory whose time is over. A renewal of the pool that was under way is given up.
     fn lapsed(&mut self, now: Instant) {
         self.asking = Asking::Idle;
         self.give_room(|_| 0);
@@ -186,7 +188,7 @@ impl Group {
     }
 }
 
-/// Whether a member can make its pages private at all.
+/// Whether a member can make its pages private: an agent that has lost track of its mappings cannot.
 const fn can_unfold(member: &Member) -> bool {
     !matches!(member.stats.state, MemberState::LostTrack)
 }

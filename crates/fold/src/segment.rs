@@ -11,20 +11,21 @@
 //!    |<-- nobody reads its frame (proof.rs) --- unproven <-------------- no hold -----------------+
 //! ```
 //!
-//! A device or a pipe may still read a slot that was shown, when nobody maps it any more. The reader holds the slot's
-//! frame, and must find the slot's old bytes. So the slot stays *unproven* until the prover has told that nobody holds
-//! it. Without a prover, the slot stays unproven until its segment is dropped. The kernel keeps a frame that is read
-//! beyond the end of its file.
+//! When nobody maps a slot any more that members once mapped, a device or a pipe may still read it. This reader has a
+//! reference to the slot's page frame, and must find the slot's old bytes. So the slot stays *unproven* until the
+//! prover has answered that nobody has such a reference. Without a prover, the slot stays unproven until its segment is
+//! dropped. The reader is safe then: the kernel keeps the frame until the last reference is dropped, even when the file
+//! is gone.
 //!
 //! A *hold* is a reason not to put other bytes into a slot:
 //!
 //! - a page that maps it or is to map it,
 //! - a donation under way,
-//! - a process that may still map it unseen by the worker.
+//! - a process that may still map it without the worker knowing (`lease.rs`).
 //!
-//! A *reference* is a page of a connected member that maps it.
-//! Slots of an inherited segment are live from the beginning and never free, because this worker cannot write them. So are those of
-//! a *template*, but for empty ones: these are free, and never taken. A template is not dropped while it is loaded.
+//! A *reference* is a page of a connected member that maps it. Slots of an inherited segment are live from the
+//! beginning and never free, because this worker cannot write them. Filled slots of a *template* are live and never
+//! free, too. Its empty slots are free, and are never taken. A template is not dropped while it is loaded.
 
 use crate::extents::Extents;
 use act::{InheritedSegment, PoolSegment};
@@ -33,7 +34,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Place of a number of references in [`Segment::by_sharers`]; `None` for 0.
+/// Index in [`Segment::by_sharers`] at which a slot with this number of references counts; `None` for 0.
 const fn sharers(references: u32) -> Option<usize> {
     match references {
         0 => None,
@@ -44,7 +45,8 @@ const fn sharers(references: u32) -> Option<usize> {
     }
 }
 
-/// Where a slot is in its life.
+/// The state of a slot. Whether a live slot was shown, and whether a free slot is unproven, is noted elsewhere in
+/// [`Segment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SlotState {
@@ -62,9 +64,9 @@ pub enum SlotState {
 /// The memory behind a segment.
 #[derive(Debug)]
 pub enum Memory {
-    /// Made by this process.
+    /// Made and filled by this worker.
     Own(PoolSegment),
-    /// Made by a predecessor.
+    /// Made by an earlier worker, or a template: this worker cannot write it.
     Inherited(InheritedSegment),
 }
 
@@ -80,28 +82,28 @@ pub struct Segment {
     holds: Vec<u32>,
     /// References; for a pending slot, which has none, the ticket of the pages that wait for it (`waiters.rs`).
     references: Vec<u32>,
-    /// Second at which each slot was filled.
+    /// When each slot was filled, in seconds since the worker began.
     born: Vec<u32>,
     states: Vec<SlotState>,
     /// Whether a member was asked to map each slot since it was filled.
     shown: Vec<bool>,
     /// Slots that were used, are free, and may be filled.
     freed: Extents,
-    /// Slots that are free and may still be read.
+    /// Slots that are free, and that a device or a pipe may still read.
     unproven: Extents,
     /// Unproven slots whose frame was still referenced when the prover was asked.
     refused: Vec<u32>,
-    /// The first slot of those that were never taken: all slots behind it are untaken, too.
+    /// The first slot that was never taken. All slots behind it were never taken either.
     untaken: u32,
-    /// Slots that take memory, needed or not.
+    /// Number of slots that take memory, whether in use or free.
     pub resident: u32,
     /// Slots with at least one hold.
     pub held: u32,
-    /// Slots with references, by their number (see [`sharers`]).
+    /// Number of slots by their number of references: 1, 2, 3 to 7, 8 and more (see [`sharers`]).
     by_sharers: [u32; 4],
     /// Slots that are pending or failed.
     pub unfilled: u32,
-    /// Since when no slot was held.
+    /// Since when no slot has a hold; `None` while one has.
     pub idle_since: Option<Instant>,
     /// Whether the segment is a template that is loaded.
     pub is_loaded: bool,
@@ -141,7 +143,7 @@ impl Segment {
         }
     }
 
-    /// Whether a predecessor made it.
+    /// Whether an earlier worker made it, or it is a template.
     pub const fn is_inherited(&self) -> bool {
         matches!(self.memory, Memory::Inherited(_))
     }
@@ -164,7 +166,8 @@ impl Segment {
         self.freed.free()
     }
 
-    /// Slots that are free and may still be read, less those that the prover is asked about just now.
+    /// Number of slots that are free and that a device or a pipe may still read, without those about which the prover
+    /// has not answered yet.
     pub const fn unproven(&self) -> u32 {
         self.unproven.free() + self.refused.len() as u32
     }
@@ -174,7 +177,7 @@ impl Segment {
         self.unproven.longest()
     }
 
-    /// Takes the longest extent of slots to ask the prover about, or its first `most` slots.
+    /// Takes the longest extent of slots to ask the prover about, or its first `most` slots; `None` if there is none.
     pub fn take_unproven(&mut self, most: u32) -> Option<Range<u32>> {
         self.unproven.take(most)
     }
@@ -189,7 +192,7 @@ impl Segment {
         }
     }
 
-    /// Has the prover asked again about slots that somebody held.
+    /// Has the prover asked again about slots whose frames still had other references.
     pub fn ask_again(&mut self) {
         for slot in std::mem::take(&mut self.refused) {
             self.unproven.insert(slot);
@@ -209,7 +212,7 @@ impl Segment {
         self.freed.longest()
     }
 
-    /// Takes the longest extent of slots that were used and may be filled.
+    /// Takes the longest extent of slots that were used and may be filled again; `None` if there is none.
     pub fn take_freed(&mut self) -> Option<Range<u32>> {
         self.freed.take(u32::MAX)
     }
@@ -229,11 +232,11 @@ impl Segment {
         (self.states[at], self.contents[at], self.owners[at]) = (SlotState::Pending, fingerprint, owner);
         self.shown[at] = false;
         self.unfilled += 1;
-        // New slots are used in their order.
+        // New slots are used in the order of their numbers, so all slots up to this one have memory.
         self.resident = self.resident.max(slot + 1);
     }
 
-    /// Ends a slot's pending state: it is live, or has failed.
+    /// Ends a slot's pending state; `state` says whether it is live or has failed.
     pub fn settle(&mut self, slot: u32, state: SlotState) {
         let at = slot as usize;
         debug_assert_eq!(self.states[at], SlotState::Pending);
@@ -241,27 +244,27 @@ impl Segment {
         self.unfilled -= u32::from(state == SlotState::Live);
     }
 
-    /// The ticket of the pages that wait for a pending slot.
+    /// The ticket of a pending slot, by which `waiters.rs` finds the pages that wait for it.
     pub fn ticket(&self, slot: u32) -> u32 {
         debug_assert_eq!(self.state(slot), SlotState::Pending);
         self.references[slot as usize]
     }
 
-    /// Sets the ticket of the pages that wait for a pending slot.
+    /// Sets the ticket of a pending slot ([`Self::ticket`]).
     pub fn set_ticket(&mut self, slot: u32, ticket: u32) {
         debug_assert_eq!(self.state(slot), SlotState::Pending);
         self.references[slot as usize] = ticket;
     }
 
-    /// Makes slots live that a predecessor filled.
+    /// Makes slots live that an earlier worker, or the maker of a template, has filled.
     pub fn inherit(&mut self, slots: Range<u32>) {
         self.grow_to(slots.end);
         self.resident += slots.end - slots.start;
         self.states[slots.start as usize..slots.end as usize].fill(SlotState::Live);
     }
 
-    /// Reads anew how much memory a template takes. The kernel gives a page to an empty slot as soon as somebody reads
-    /// it.
+    /// Reads from the kernel how much memory a template's file takes now. It grows: the kernel allocates a page for an
+    /// empty slot as soon as somebody reads it.
     pub fn look_at_memory(&mut self) {
         if let Memory::Inherited(inherited) = &self.memory {
             self.resident = inherited.pages().unwrap_or(self.resident);
@@ -273,7 +276,7 @@ impl Segment {
         (self.contents[slot as usize], self.owners[slot as usize]) = (fingerprint, owner);
     }
 
-    /// Where a slot is in its life; free, too, where there is no such slot.
+    /// The state of a slot; [`SlotState::Free`] also if there is no such slot.
     pub fn state(&self, slot: u32) -> SlotState {
         self.states.get(slot as usize).copied().unwrap_or_default()
     }
@@ -295,7 +298,7 @@ impl Segment {
         true
     }
 
-    /// Takes a hold away; returns whether that made the slot free.
+    /// Removes a hold of a slot; returns whether the slot is free now.
     pub fn unhold(&mut self, slot: u32) -> bool {
         let at = slot as usize;
         self.holds[at] -= 1;
@@ -342,7 +345,7 @@ impl Segment {
         self.shared_by(references + 1, references);
     }
 
-    /// Counts a slot whose number of references has changed.
+    /// Moves a slot in the counts by number of references, which was `before` and is `after` now.
     fn shared_by(&mut self, before: u32, after: u32) {
         let (before, after) = (sharers(before), sharers(after));
         if before != after {
@@ -367,7 +370,7 @@ impl Segment {
             || self.state(slot) == SlotState::Pending
     }
 
-    /// Notes the second when a slot was filled.
+    /// Notes when a slot was filled: `now` is in seconds since the worker began.
     pub fn set_born(&mut self, slot: u32, now: u32) {
         self.born[slot as usize] = now;
     }
@@ -388,7 +391,7 @@ impl Segment {
         self.holds.get(slot as usize).copied().unwrap_or(0)
     }
 
-    /// Bytes of memory that the account takes.
+    /// Bytes of memory that the records of the slots take.
     pub fn bytes(&self) -> u64 {
         self.states.capacity() as u64 * 26
             + self.freed.bytes()

@@ -33,10 +33,11 @@ pub struct Outcomes {
 }
 
 impl Planner {
-    /// Takes a member's donation: `given` says which of the pages asked for are in its window.
+    /// Fills slots with the pages that a member has copied into its donation window; `given` says which of the pages
+    /// asked for it has copied.
     ///
     /// # Errors
-    /// Memory is too short for a part of the donation, which is not used from there on.
+    /// The kernel had no memory for a slot. This slot and all later ones of the donation stay unfilled.
     pub fn donated(&mut self, donation: Donation, given: &[bool], window: &DonationWindow) -> std::io::Result<()> {
         let mut filled = Ok(());
         let is_given = |at: usize| given.get(at).copied().unwrap_or(false);
@@ -73,7 +74,7 @@ impl Planner {
         }
     }
 
-    /// Makes a slot live that has its bytes, and queues the pages that waited for it.
+    /// Makes a slot live whose bytes are there, and queues requests to fold the pages that waited for it.
     pub(crate) fn became_live(&mut self, slot: PoolSlot) {
         let waiters = self.take_waiters(slot);
         self.pool.settle(slot, SlotState::Live);
@@ -85,8 +86,8 @@ impl Planner {
         }
     }
 
-    /// Fails all pending slots for which a member was asked, or is to be asked, for the bytes. Members with other pages
-    /// of the same content are asked instead.
+    /// Gives up all pending slots whose bytes this member was or is to be asked for, because it will not show them.
+    /// Other members with pages of the same contents are asked instead.
     pub fn gives_nothing(&mut self, member: MemberId, donation: &Donation) {
         self.place(member).may_donate = false;
         for slot in &donation.slots {
@@ -193,8 +194,7 @@ impl Planner {
     /// another member.
     ///
     /// # Errors
-    /// The member cannot have one of the slots, or there is no room for the note. Everything before that slot is
-    /// booked.
+    /// The member cannot have one of the slots, or the table of pages is full. Everything before that slot is booked.
     pub fn held(
         &mut self,
         member: MemberId,
@@ -223,8 +223,8 @@ impl Planner {
     }
 
     /// Sets a claimed slot's owner if members are to share nothing. The owner is the first member to claim the slot, or
-    /// the member that had it in an earlier connection. Returns whether the slot belongs to another member, which it may
-    /// do if it `is_taken`.
+    /// the member that had it in an earlier connection. Returns whether the slot belongs to another member; `is_taken`
+    /// says that somebody else holds it.
     fn claim(&mut self, member: MemberId, slot: PoolSlot, is_taken: bool) -> bool {
         let (fingerprint, owner) = self.pool.content(slot);
         if !self.policy.intra_member_only || owner == member.0 {

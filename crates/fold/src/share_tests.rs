@@ -1,4 +1,5 @@
-//! The table of pages is for all members of a group. One that reports a page here and there has no more of it than it has frames.
+//! All members of a group share the table of pages. A member that reports pages scattered over its address space gets
+//! no more chunks of the table than its process has page frames, and a small share beyond.
 
 use crate::plan::{Planner, Policy};
 use crate::pool::Pool;
@@ -6,7 +7,8 @@ use crate::table::{CHUNK_PAGES, MemberId};
 use page::{Fingerprint, HostVirt};
 use wire::RestedRun;
 
-/// Reports one page of each of these chunks, with a content of its own, and returns the number of chunks that the member has then.
+/// Reports one page of each of these chunks, with a content of its own, and returns the number of chunks that the
+/// member has then.
 fn report(planner: &mut Planner, member: MemberId, chunks: std::ops::Range<u64>) -> usize {
     for chunk in chunks {
         let run = RestedRun { start: HostVirt((chunk * CHUNK_PAGES) << 12), pages: 1, huge: false };

@@ -14,8 +14,9 @@
 //!      |<------------------------------------------------------+-------------+----------------------+
 //! ```
 //!
-//! A page may be known and not indexed: another page stands in the index for its content, and cannot be folded for the
-//! moment. `transition.rs` changes states, and counts the holds of slots.
+//! The fingerprint of a page may be known although the page is not indexed: the index has another page with that
+//! content, and one of the two cannot be folded for the moment. `transition.rs` changes states, and counts the holds of
+//! slots (the reasons to keep a slot's bytes: `segment.rs`).
 
 use page::{HostVirt, PoolSlot};
 use wire::Target;
@@ -26,14 +27,14 @@ const CHUNK_SHIFT: u32 = 6;
 pub const CHUNK_PAGES: u64 = 1 << CHUNK_SHIFT;
 /// Most chunks of a table, so that page numbers fit into 31 bits.
 const MOST_CHUNKS: u32 = 1 << (31 - CHUNK_SHIFT);
-/// log2 of the chunks of a slab.
+/// log2 of the number of chunks in a slab, the piece by which the table grows.
 const SLAB_SHIFT: u32 = 6;
 
-/// A member's connection: its number is never used again.
+/// The number of a member's connection. A process that connects again gets another number, and no number is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u32);
 
-/// A page of some member, as the number of its chunk and its place in the chunk.
+/// The number of a page in the table: the number of its chunk, and its place among the chunk's 64 pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageRef(u32);
 
@@ -67,46 +68,47 @@ impl PageRef {
     }
 }
 
-/// A property that a page may have, one bit each. All but [`Self::Indexed`] and [`Self::Huge`] say its [`State`].
+/// A property that a page may have, kept as one bit for each page. Together they say the page's [`State`], except for
+/// [`Self::Indexed`] and [`Self::Huge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Mark {
-    /// It stands in the index for its content.
+    /// The index entry of its content is this page.
     Indexed,
     /// It is part of a huge page that is to stay whole.
     Huge,
     /// It is to be folded, and the member has not been asked yet.
     Wanted,
-    /// A wanted or sent page of zeros: it is replaced by nothing rather than by a slot.
+    /// A wanted or sent page of zeros: it is discarded instead of being replaced by a slot.
     Zero,
-    /// Its bytes are to be asked for, for the slot that it wants.
+    /// Its member is to be asked for its bytes, which fill the slot to which the page is to be folded.
     Donor,
     /// The member was asked to fold it and has not answered yet.
     Sent,
-    /// The member released it before it answered that it was folded.
+    /// The member's release of the slot came before its answer that the page was folded.
     Early,
     /// The page maps its slot.
     Mapped,
-    /// It has a home, and shows it no longer (`home.rs`).
+    /// It lies in a mapping of a template, and no longer shows the template's page (`home.rs`).
     Away,
 }
 
-/// A page's place in the plan.
+/// What is planned for a page, or what it maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Nothing is planned.
     Idle,
-    /// It is to be folded to this, and the member has not been asked yet.
+    /// It is to be folded to this target, and the member has not been asked yet.
     Wanted(Target),
-    /// It is wanted, and its bytes are to be asked for, for this slot.
+    /// It is to be folded to this slot, and its member is to be asked for its bytes, which fill the slot.
     Donor(PoolSlot),
-    /// The member was asked to fold it to this, and has not answered yet.
+    /// The member was asked to fold it to this target, and has not answered yet.
     Sent(Target),
     /// It was sent, and the member released the slot before it answered.
     Early(PoolSlot),
     /// It maps this slot.
     Mapped(PoolSlot),
-    /// It shows its home, this slot (`home.rs`).
+    /// It lies in a mapping of a template, and shows the template's page at its place, this slot (`home.rs`).
     Home(PoolSlot),
 }
 
@@ -132,7 +134,7 @@ impl State {
 pub enum Queue {
     /// Requests to fold pages.
     Folds,
-    /// Requests for pages' bytes.
+    /// Requests to show the contents of pages.
     Donations,
 }
 
@@ -147,7 +149,7 @@ pub struct Chunk {
     pub number: u64,
     /// Fingerprints; 0: unknown.
     pub fingerprints: [u64; CHUNK_PAGES as usize],
-    /// Slot numbers of pages that are wanted, sent or mapped.
+    /// The slot of each page that is wanted, sent or mapped; 0 for other pages.
     slots: [u32; CHUNK_PAGES as usize],
     marks: [u64; MARKS],
     queued: [bool; 2],
@@ -158,12 +160,12 @@ impl Chunk {
         Self { member, number, fingerprints: [0; 64], slots: [0; 64], marks: [0; MARKS], queued: [false; 2] }
     }
 
-    /// All pages that have this mark, a bit each.
+    /// The pages of the chunk that have this mark, one bit for each.
     pub const fn all(&self, mark: Mark) -> u64 {
         self.marks[mark as usize]
     }
 
-    /// Address of a page of it.
+    /// Address of the page at this place in the chunk.
     pub const fn address(&self, place: usize) -> HostVirt {
         HostVirt(((self.number << CHUNK_SHIFT) + place as u64) << page::PAGE_SHIFT)
     }
@@ -197,10 +199,10 @@ impl Table {
         Some(self.chunks - 1)
     }
 
-    /// Forgets a chunk, of which the index must know no page.
+    /// Empties a chunk, and frees its number for another chunk. No page of it may be in the index.
     pub fn remove(&mut self, chunk: u32) {
         debug_assert_eq!(self.chunk(chunk).all(Mark::Indexed), 0);
-        // A page number that is still kept somewhere must not lead to its old content.
+        // Some list may still have the number of a page of this chunk, and must not find old fingerprints by it.
         *self.chunk_mut(chunk) = Chunk::new(MemberId(u32::MAX), 0);
         self.free.push(chunk);
     }
@@ -239,7 +241,7 @@ impl Table {
         self.chunk(page.chunk()).address(page.place())
     }
 
-    /// Its state. A page at home is [`State::Idle`] here.
+    /// A page's state. A page that shows its template's page (`home.rs`) is [`State::Idle`] here.
     pub fn state(&self, page: PageRef) -> State {
         let chunk = self.chunk(page.chunk());
         let is = |mark: Mark| chunk.marks[mark as usize] & page.bit() != 0;
@@ -256,7 +258,7 @@ impl Table {
         }
     }
 
-    /// Sets its state. For [`Planner::transition`](crate::plan::Planner::transition) alone.
+    /// Sets its state. Only [`Planner::transition`](crate::plan::Planner::transition) may call this.
     pub fn set_state(&mut self, page: PageRef, state: State) {
         let marks: &[Mark] = match state {
             State::Idle | State::Home(_) => &[],

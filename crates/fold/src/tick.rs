@@ -29,21 +29,23 @@ use wire::ToAgent;
 pub const TICK: Duration = Duration::from_millis(250);
 /// Least time between two rounds of timed work while nothing waits for it: 1 s.
 const REST_TICK: Duration = Duration::from_secs(1);
-/// Time between attempts to fold pages that the kernel would not move: 30 s.
+/// Time between two attempts to fold pages that are to be tried again: those that the kernel would not move, and those
+/// of short-lived contents: 30 s.
 const RETRY_TIME: Duration = Duration::from_secs(30);
-/// Time without new slots after the pool could not grow: 10 s.
+/// Time for which no new slots are filled after the kernel had no memory for one: 10 s.
 const MEMORY_TIME: Duration = Duration::from_secs(10);
 /// Least time between two events about a full pool: 60 s.
 const TELL_TIME: Duration = Duration::from_secs(60);
-/// Time without any held slot after which a segment is dropped: 30 s.
+/// A segment is dropped when none of its slots has had a hold for this time: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Least length of a pass over a part of the hash space: 30 s.
 const PASS_TIME: Duration = Duration::from_secs(30);
-/// Time of hardly any reports that ends a pass: 10 s. See [`QUIET_PART`].
+/// A pass ends after hardly any pages were reported for this time: 10 s. [`QUIET_PART`] says how many are hardly any.
 const QUIET_TIME: Duration = Duration::from_secs(10);
-/// Most pages reported while a pass counts as quiet: 1/256 of the pages that the index may remember.
+/// If no more pages are reported than this part of the pages that the index may remember, a pass counts as quiet:
+/// 1/256.
 const QUIET_PART: u64 = 256;
-/// Number of segments at which the pool is renewed: 3/4 of the most that it may have.
+/// Number of segments from which on the pool is to be replaced by a new one: 3/4 of the most that it may have.
 const MANY_SEGMENTS: usize = MOST_SEGMENTS * 3 / 4;
 /// Least time between two renewals of the pool: 600 s.
 const RENEWAL_TIME: Duration = Duration::from_secs(600);
@@ -60,7 +62,7 @@ pub struct Clock {
     quiet_reported: u64,
     short_until: Option<Instant>,
     told_full: Option<Instant>,
-    /// Reason why the pool gives out no slots at the moment.
+    /// Why no slot could be taken from the pool; `None` if one can be.
     full: Option<Full>,
     /// When the rate of reported pages was last measured, the pages reported until then, and that rate a second.
     pub(crate) rate: (Instant, u64, u64),
@@ -96,7 +98,7 @@ impl Clock {
         self.full.is_some()
     }
 
-    /// Why nothing new gets a slot at the moment.
+    /// Why no content gets a new slot at the moment; `None` if it can.
     pub(crate) fn no_room(&self, now: Instant) -> Option<String> {
         let short = self.is_out_of_memory(now).then(|| "the host has no memory for the pool".to_owned());
         self.full.as_ref().map(ToString::to_string).or(short)
@@ -104,8 +106,7 @@ impl Clock {
 }
 
 impl Group {
-    /// Does the timed work that is due. Does nothing if less than [`TICK`] has passed since the last call that did
-    /// some.
+    /// Does the timed work that is due. Does nothing if less than [`TICK`] has passed since a call last did timed work.
     pub fn tick(&mut self, now: Instant) {
         if now.saturating_duration_since(self.clock.last_tick) < TICK {
             return;
@@ -124,7 +125,7 @@ impl Group {
         self.tick_room(now);
     }
 
-    /// The time until timed work may be due.
+    /// The time until [`Self::tick`] is to be called again.
     pub fn until_tick(&self, now: Instant) -> Duration {
         let waits = |member: &Member| {
             let is_answering = member.asked.is_some() || !member.folds.is_empty() || member.rests(now);
@@ -161,7 +162,7 @@ impl Group {
 
     fn tick_departed(&mut self) {
         let mut slots = Vec::new();
-        // Processes that may still map slots, themselves or by their children.
+        // Processes that may still map slots, or whose forked children may.
         let mut alive: Vec<Identity> = Vec::new();
         for departed in &mut self.departed {
             let is_asked = alive.iter().any(|identity| departed.is_of(identity));
@@ -224,7 +225,7 @@ impl Group {
         }
     }
 
-    /// Takes note of a pool that is full, or has room again.
+    /// Notes that the pool is full, and says so in an event; or that it has room again.
     fn note_full(&mut self, now: Instant) {
         let Some(full) = self.planner.full.take() else {
             self.clock.full.take_if(|full| self.planner.pool.has_room(full));
@@ -267,7 +268,8 @@ impl Group {
         while let Some(number) = self.planner.drop_idle_segment(now, IDLE_TIME) {
             self.proofs.forget(number);
             self.tell(News::Dropped(number), Vec::new());
-            // A member closes the file, and so gives up its memory, when it receives another one of that number.
+            // When a member receives another segment with the same number, it closes the dropped segment's file, whose
+            // memory is freed then.
             match empty_segment() {
                 Ok(file) => {
                     let serving = self.members.values_mut().filter(|member| member.is_serving);
@@ -278,14 +280,14 @@ impl Group {
         }
     }
 
-    /// Whether the pool is to be made anew.
+    /// Whether the pool is to be replaced by a new one, because it has too many segments or too much waste.
     pub(crate) fn renewal_is_due(&self, now: Instant) -> bool {
         let recent = |last: Instant| now.saturating_duration_since(last) < RENEWAL_TIME;
         let is_spent = self.planner.pool.count() >= MANY_SEGMENTS || self.planner.pool.is_wasteful();
         is_spent && self.settings.fold == Fold::On && !self.clock.last_renewal.is_some_and(recent)
     }
 
-    /// Begins to make the pool anew.
+    /// Begins to replace the pool: all members are told to make their folded pages private.
     pub(crate) fn begin_renewal(&mut self, now: Instant) {
         self.clock.last_renewal = Some(now);
         self.clear(Clearing::Renewal);
@@ -293,7 +295,7 @@ impl Group {
     }
 }
 
-/// A file of one empty slot.
+/// A segment's file with one empty slot.
 fn empty_segment() -> std::io::Result<Rc<OwnedFd>> {
     Ok(Rc::new(PoolSegment::create("none", 1)?.read_only()?))
 }

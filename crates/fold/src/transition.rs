@@ -1,5 +1,5 @@
-//! The states of a page, the events that change them, and the holds of slots that go with them (`segment.rs` says what
-//! a hold is). Only this module takes holds and drops them.
+//! The states of a page, the events that change them, and the holds of slots that change with them (`segment.rs` says
+//! what a hold is). Only this module adds and removes holds.
 //!
 //! ```text
 //!   plan            member                          holder of the slot
@@ -12,8 +12,8 @@
 //!   Drop            NotFolded                       nobody
 //! ```
 //!
-//! Donations, leases and departed members give their holds back ([`Planner::give_back`]). So a slot has as many holds as
-//! there are pages, donations, leases and departed members with it.
+//! Donations, leases and departed members give their holds back ([`Planner::give_back`]). So the number of a slot's
+//! holds is the number of pages, donations, leases and departed members that have one.
 
 use crate::plan::Planner;
 use crate::pool::Pool;
@@ -25,15 +25,15 @@ use wire::Target;
 /// Something that happens to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The plan is to fold it to this.
+    /// The planner decides to fold the page to this target.
     Want(Target),
-    /// The same, and its bytes are to fill the slot.
+    /// The planner decides to fold the page to this slot, which the page's own bytes are to fill.
     Donate(PoolSlot),
     /// Its member is asked for its bytes.
     AskBytes,
     /// Its member is asked to fold it.
     AskFold,
-    /// The plan for it is dropped.
+    /// The planner drops its plan to fold the page.
     Drop,
     /// The member answers that it was folded.
     Folded,
@@ -43,7 +43,7 @@ pub enum Event {
     Released(PoolSlot),
     /// The member says that the page maps this slot since an earlier connection.
     Held(PoolSlot),
-    /// The member says that the page shows its home again, this slot.
+    /// The member says that the page again shows the template's page at its place, this slot.
     Home(PoolSlot),
     /// The member's connection has ended.
     Left,
@@ -63,11 +63,11 @@ pub enum Lie {
     Answered(HostVirt),
 }
 
-/// A transition's part that its caller takes over.
+/// What the caller of a transition must take over.
 #[derive(Debug, Default)]
 #[must_use]
 pub struct Effects {
-    /// A hold of this slot. The caller keeps it, and gives it back in the end.
+    /// A hold of this slot, which the caller has from now on and must give back in the end ([`Planner::give_back`]).
     pub hold: Option<PoolSlot>,
 }
 
@@ -80,8 +80,8 @@ impl State {
         matches!(self, Self::Mapped(_) | Self::Home(_))
     }
 
-    /// The state after an event, and whether the page gives its hold to the caller; `None`: the event cannot be.
-    /// `home` is the page's home.
+    /// The state after an event, and whether the page gives its hold to the caller; `None`: this event cannot happen to
+    /// a page in this state. `home` is the page's home.
     fn after(self, event: Event, home: Option<PoolSlot>) -> Option<(Self, bool)> {
         let planned = matches!(self, Self::Idle | Self::Wanted(_) | Self::Donor(_));
         Some(match (self, event) {
@@ -98,7 +98,8 @@ impl State {
             (Self::Mapped(had) | Self::Home(had), Event::Released(slot)) if had == slot => (Self::Idle, true),
             (Self::Sent(Target::Slot(asked)), Event::Released(slot)) if asked == slot => (Self::Early(slot), false),
             (Self::Early(had), Event::Released(slot)) if had == slot => return None,
-            // The page had left its home before, for the slot that the member was asked to fold it to.
+            // The page no longer showed its home before this release, because the member was asked to fold it to a
+            // slot. Nothing changes.
             (_, Event::Released(slot)) if home == Some(slot) => (self, false),
             (_, Event::Held(slot)) if planned => (Self::Mapped(slot), false),
             (_, Event::Home(slot)) if planned => (Self::Home(slot), false),
@@ -120,7 +121,7 @@ impl Planner {
     /// Changes a page's state, and the counts that go with it.
     ///
     /// # Errors
-    /// The event cannot be. Nothing is changed.
+    /// The event cannot happen to a page in this state. Nothing is changed.
     pub fn transition(&mut self, page: PageRef, event: Event) -> Result<Effects, Lie> {
         let (before, address) = (self.state(page), self.table.address(page));
         let (after, gives) = before.after(event, self.home(page)).ok_or(match event {
@@ -137,7 +138,7 @@ impl Planner {
         Ok(Effects { hold: self.count(self.table.member(page), before, after, gives) })
     }
 
-    /// Like [`Self::transition`], for events of the plan's own, and for answers to requests that it has made. Returns
+    /// Like [`Self::transition`], for events that cannot fail: the planner's own, and answers to its requests. Returns
     /// the hold that the caller takes over.
     pub(crate) fn advance(&mut self, page: PageRef, event: Event) -> Option<PoolSlot> {
         let effects = self.transition(page, event);
@@ -156,9 +157,10 @@ impl Planner {
     }
 
     /// Counts a page of a member that changes its state: the hold of its slot, the slot's references, and the member's
-    /// pages. If the page `gives` its hold, returns it, and the state after takes one of its own.
+    /// pages. If the page `gives` its hold to the caller, this hold is returned, and a slot of the new state gets
+    /// another one.
     fn count(&mut self, member: MemberId, before: State, after: State, gives: bool) -> Option<PoolSlot> {
-        // An empty slot of a template has no frame, and nothing holds it.
+        // An empty slot of a template has no page frame, so pages that show it have no hold of it.
         let held = |pool: &Pool, state: State| {
             state.slot().filter(|slot| !matches!(state, State::Home(_)) || pool.state(*slot) == SlotState::Live)
         };
@@ -183,8 +185,8 @@ impl Planner {
         None
     }
 
-    /// Drops holds: of a page, or those that callers of transitions took over. With its last one, a slot of this
-    /// worker's own leaves the index.
+    /// Drops a hold of each of these slots. A slot of this worker's own segments that loses its last hold leaves the
+    /// index.
     pub fn give_back(&mut self, slots: impl IntoIterator<Item = PoolSlot>) {
         for slot in slots {
             if self.pool.holds(slot) == 1 && !self.pool.is_inherited(slot) {

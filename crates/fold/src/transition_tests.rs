@@ -317,7 +317,8 @@ impl World {
         self.planner.give_back(slots);
     }
 
-    /// Hands holds of released slots to leases, and makes the requests that the plan wants, as far as leases were taken.
+    /// Hands holds of released slots to leases, and makes the requests that the plan wants, as far as leases were
+    /// taken.
     fn ask(&mut self) {
         for process in &mut self.processes {
             let deferred = std::mem::take(&mut self.planner.place(process.id).deferred);

@@ -1,40 +1,45 @@
-//! Whose messages are heard next: members that say a lot have equal parts of the worker's time, and go after those that say little.
+//! Whose messages are heard next: members that say a lot have equal parts of the worker's time, and go after those that
+//! say little.
 //!
 //! ```text
-//!   taken    processor time of the worker's thread that a member's messages have taken lately. It is halved every 10 s. Where all
-//!            that speak have more than 250 ms, what is more of the least one is taken from all
+//!   taken    processor time of the worker's thread that a member's messages have taken lately. It is halved every
+//!            10 s. If the least of those that speak is more than 250 ms, the excess is subtracted from all times
 //!   a turn   hears the members that speak and have taken least (to 64 ms), each for a slice,
 //!            and now and then one of the others, which all together have 1/33 of the time
 //! ```
 //!
-//! So a member that folds goes before one that has sent messages all the time. It waits for a slice and a step at most
-//! (`conversation.rs`), until it has taken about as much as the other one, or 250 ms. A new member has taken nothing. A
-//! process that connects again while its connection is open keeps the time that it has taken.
+//! So a member that sends few messages is handled before one that has sent messages all the time. It waits for one
+//! slice and one step of the other at most (`conversation.rs`), until it has taken about as much time as the other, or
+//! 250 ms. A new member has taken nothing. A process that connects again while its connection is open keeps the time
+//! that it has taken.
 
 use crate::group::Group;
 use crate::table::MemberId;
 use std::time::{Duration, Instant};
 
-/// Processor time for which a member is heard before others have their turn: 250 us. The step that it is in comes to its end.
+/// Processor time spent on one member's messages before another member's are handled: 250 us. A step that was begun is
+/// finished.
 pub const SLICE: Duration = Duration::from_micros(250);
-/// Difference that counts as none: 64 ms. Members at rest have taken less, so that one turn hears all of them.
+/// Members whose times differ by no more than this count as equal: 64 ms. Members that seldom send take less, so one
+/// turn hears all of them.
 const ALIKE: Duration = Duration::from_millis(64);
-/// Most time by which a member is ahead of one that speaks all the time: 250 ms.
+/// Most processor time that a member can use before a member that sends messages all the time is treated as its equal:
+/// 250 ms.
 const AHEAD: Duration = Duration::from_millis(250);
-/// Time after which the times of members are halved: 10 s.
+/// Time between two halvings of the processor times that members have taken: 10 s.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// Time for members that go first, as a multiple of the time for the others: 32.
+/// Processor time for members that go first, as a multiple of the time for all other members: 32.
 const PRICE: u32 = 32;
 
 /// The members' turns: by them the worker chooses the member whose messages it handles next.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// Processor time that members which go first have taken while others waited, since one of the others was last
-    /// heard.
+    /// Processor time spent on members that go first while other members waited, since one of these others was heard
+    /// last.
     waited: Duration,
-    /// Length of `waited` from which on the next of the others is heard.
+    /// The next of the other members is heard once `waited` has reached this.
     price: Duration,
-    /// The one of the others that was last heard.
+    /// Which of the other members was heard last.
     last: MemberId,
     halved: Instant,
 }
@@ -58,7 +63,8 @@ impl Turns {
 }
 
 impl Group {
-    /// Hears members that speak, as far as it is their turn. Returns whether more of what members say may wait.
+    /// Handles messages of the members in `speaking` (those with unread frames) whose turn it is. Returns whether more
+    /// messages may wait.
     pub fn hear_in_turn(&mut self, speaking: Vec<MemberId>, buffer: &mut [u8]) -> bool {
         let turn = self.turn(speaking);
         let mut more_waits = turn.others_wait;
@@ -83,7 +89,7 @@ impl Group {
         }
     }
 
-    /// The members that are heard next, of those that speak.
+    /// Which of the members in `speaking` are heard next.
     pub(crate) fn turn(&mut self, speaking: Vec<MemberId>) -> Turn {
         let least = speaking.iter().map(|id| self.taken(*id)).min().unwrap_or_default();
         let beyond = least.saturating_sub(AHEAD);
@@ -127,7 +133,8 @@ impl Group {
 }
 
 impl Turns {
-    /// The next of these members, if it is time for one.
+    /// The next of the other members in the order of their numbers; `None` if the first ones have not used enough time
+    /// since, or there are no others.
     fn next(&self, others: &[MemberId]) -> Option<MemberId> {
         let is_time = self.waited >= self.price;
         let next = others.iter().find(|id| **id > self.last).or(others.first());

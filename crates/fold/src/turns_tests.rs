@@ -1,4 +1,5 @@
-//! A worker whose turns are taken one by one, beside agents: what part of its time a member has that floods.
+//! A worker whose loop is run turn by turn, with simulated agents: how much of its time a member gets that floods it
+//! with messages.
 
 #[path = "../tests/world/agent.rs"]
 mod agent;
@@ -9,13 +10,15 @@ use api::control::{Identity, Settings};
 use page::{Fingerprint, HostVirt};
 use wire::{RestedRun, ToWorker};
 
-/// Pages of each of the members that fold, which hold the same.
+/// Pages of each of the two members that fold. Both members hold the same contents.
 const PAGES: u64 = 4096;
-/// Pages that each reports at a time.
+/// Pages that each of these members reports in one frame.
 const REPORTED: u64 = 512;
-/// Processor time that a flood has taken before: 10 s, of which what is more than others counts to a bound.
+/// Processor time that the flooding member has taken before the test: 10 s. Only a bounded part of it counts against
+/// the member.
 const LONG: Duration = Duration::from_secs(10);
-/// Most time in which members fold beside a flood, for one unit of time without the flood's own part.
+/// Most processor time that the worker may take while two members fold beside a flood, as a multiple of the part that
+/// was not spent on the flood.
 const BAR: f64 = 1.1;
 
 struct Scene {
@@ -71,8 +74,8 @@ impl Scene {
         }
     }
 
-    /// Has the first two members fold beside the third one, which floods. Returns the worker's processor time, and the part of
-    /// it that the third member's frames took.
+    /// Has the first two members fold beside the third one, which floods. Returns the worker's processor time, and the
+    /// part of it that the third member's frames took.
     fn fold_beside_flood(&mut self) -> (Duration, Duration) {
         let (mut reported, mut all, mut of_flood) = (0, Duration::ZERO, Duration::ZERO);
         while self.agents[..2].iter().any(|(_, agent)| (agent.mapped.len() as u64) < PAGES) {
@@ -92,7 +95,7 @@ impl Scene {
     }
 }
 
-/// The flood had as large a part of the worker's time as any other: eight frames in turn, of up to 4096 pages each.
+/// Regression: members were heard in turn, eight frames each. A flood with 4096 pages in each frame was no exception.
 #[test]
 fn flood_has_little_of_the_time_in_which_others_fold() {
     let mut scene = Scene::new(3);
@@ -107,7 +110,8 @@ fn flood_has_little_of_the_time_in_which_others_fold() {
     assert!(part <= BAR, "{of_flood:?} of {all:?} are the flood's");
 }
 
-/// A pause collects what will be said. Frames that were there waited for a quarter of a second, eight at a time.
+/// Regression: frames that had come already waited during the worker's pause of a quarter of a second, and only eight
+/// were read after each pause.
 #[test]
 fn no_pause_follows_while_frames_wait() {
     let mut scene = Scene::new(1);
@@ -144,7 +148,8 @@ fn others_have_a_small_part_while_those_speak_that_have_taken_least() {
     assert!(others[0] == 0 && others[1..].iter().all(|times| (4..=6).contains(times)), "{others:?}");
 }
 
-/// It goes first, however many members come one after the other, for no longer than that.
+/// A new member is heard first for 250 ms of processor time at most. Then it counts as equal to members that send all
+/// the time.
 #[test]
 fn new_member_that_speaks_all_the_time_is_alike_after_a_quarter_of_a_second() {
     let mut scene = Scene::new(3);

@@ -1,5 +1,5 @@
-//! Changes of the plan as a whole: new settings, the next pass over the hash space, a predecessor's slots, and dropped
-//! segments.
+//! Changes of the whole plan: new settings, the next pass over the hash space, slots of an earlier worker or of a
+//! template, and dropped segments.
 
 use crate::plan::{Place, Planner, Policy};
 use crate::segment::SlotState;
@@ -8,10 +8,10 @@ use page::PoolSlot;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Inherited slots read and fingerprinted in one turn of the worker's loop.
+/// Number of inherited slots that are read and fingerprinted in one turn of the worker's loop.
 const PIECE_SLOTS: u32 = 256;
 
-/// Slots of a predecessor that are still to be fingerprinted.
+/// Slots of segments from an earlier worker, or of templates, that are still to be fingerprinted.
 #[derive(Debug, Default)]
 pub struct Inheritance(Vec<(u8, Range<u32>)>);
 
@@ -34,10 +34,10 @@ impl Inheritance {
         self.0.is_empty()
     }
 
-    /// Fingerprints and indexes the next piece.
+    /// Fingerprints the next [`PIECE_SLOTS`] slots, and adds them to the index unless members share nothing.
     ///
     /// # Errors
-    /// The kernel refused; the piece is left out.
+    /// The slots could not be read. They are left out of the index.
     pub fn go_on(&mut self, planner: &mut Planner) -> std::io::Result<()> {
         let Some((number, slots)) = self.0.last_mut() else { return Ok(()) };
         let (number, piece) = (*number, slots.start..slots.end.min(slots.start + PIECE_SLOTS));
@@ -56,8 +56,8 @@ impl Inheritance {
 }
 
 impl Planner {
-    /// Takes over new settings. When members cease to share with each other, no page may map a slot at the time of the
-    /// call. Returns whether members must send full reports.
+    /// Puts new settings into effect. When members are no longer to share with each other, no page may map a slot at
+    /// the time of the call. Returns whether members must send full reports.
     pub fn set_policy(&mut self, policy: Policy) -> bool {
         let before = std::mem::replace(&mut self.policy, policy);
         if before.intra_member_only != policy.intra_member_only {
@@ -90,7 +90,7 @@ impl Planner {
         });
     }
 
-    /// Forgets all planned work that no member has been asked for.
+    /// Drops all plans to fold pages for which no request was sent yet.
     fn drop_wanted(&mut self) {
         let members = (0..self.places.len()).filter(|at| self.places[*at].is_some());
         for member in members.collect::<Vec<_>>() {
@@ -125,7 +125,8 @@ impl Planner {
         self.index.advance(pages < self.policy.index_pages as usize / 2);
     }
 
-    /// Forgets a member's reports that led to no fold or request: the member is to send a full report.
+    /// Forgets the fingerprints of a member's pages that are neither folded nor to be folded, because the member is
+    /// about to send a full report.
     pub fn forget_reports(&mut self, member: MemberId) {
         let place = self.place(member);
         place.missed = false;
@@ -146,7 +147,7 @@ impl Planner {
         self.look_again();
     }
 
-    /// Drops a segment of which no slot was held for `time`; returns its number.
+    /// Drops a segment of which no slot was held for `time`; returns its number, `None` if there is none.
     pub fn drop_idle_segment(&mut self, now: Instant, time: Duration) -> Option<u8> {
         let number = self.pool.idle_segment(now, time)?;
         let segment = self.pool.segments().find(|(n, _)| *n == number)?.1;
@@ -164,7 +165,7 @@ impl Planner {
         self.index.interval()
     }
 
-    /// Bytes of memory of the whole plan.
+    /// Bytes of memory that the whole plan takes: table, index, and records of slots and members.
     pub fn bytes(&self) -> u64 {
         let of_place = |place: &Place| place.chunks.capacity() * 13 + place.homes.bytes();
         let places: usize = self.places.iter().flatten().map(|place| of_place(place)).sum();

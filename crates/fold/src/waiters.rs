@@ -1,9 +1,9 @@
-//! Pages that wait for slots to be filled: mostly two for each slot, the donor and its duplicate. Each pending slot has
-//! a *ticket*, the number of its entry here.
+//! Pages that wait for slots to be filled: mostly two for each slot, the donor (whose bytes fill the slot) and a
+//! duplicate of it. Each pending slot has a *ticket*, the index of its list of pages here.
 
 use crate::table::PageRef;
 
-/// Most pages that may wait beyond the two for which each slot was taken.
+/// Most pages of all slots that may wait, without the first two of each slot. Further ones are not added.
 const MOST_MORE: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Waiters {
         first.into_iter().chain(more)
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the lists take.
     pub const fn bytes(&self) -> u64 {
         (self.entries.capacity() * size_of::<Entry>() + (self.free.capacity() + self.more) * 4) as u64
     }

@@ -23,7 +23,8 @@ pub struct Question {
 }
 
 impl Group {
-    /// Passes a question on to the member of this process. A question that waits already is forgotten.
+    /// Passes an operator's question on to the member of this process. An earlier question that has no answer yet is
+    /// dropped.
     pub(crate) fn ask_why(&mut self, number: u64, pid: u32, pages: &[(u64, u16)]) {
         let count: usize = pages.iter().map(|(_, pages)| usize::from(*pages)).sum();
         let fits = pages.len() <= RUNS && count <= WHY_PAGES && pages.iter().all(|(_, pages)| *pages > 0);
@@ -41,7 +42,8 @@ impl Group {
         self.question = Some(Question { number, member: member.id, request, pages });
     }
 
-    /// Takes a member's answer, completes it from the plan, and tells the supervisor.
+    /// Handles a member's answer: where the agent has no reason, takes the planner's, and sends the reasons to the
+    /// supervisor.
     pub(crate) fn because(&mut self, id: MemberId, request: u32, reasons: &[Why], now: Instant) -> Result<(), Cut> {
         let is_it = |question: &mut Question| (question.member, question.request) == (id, request);
         let Some(question) = self.question.take_if(is_it) else { return Ok(()) };

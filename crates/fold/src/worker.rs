@@ -11,9 +11,9 @@
 //! The supervisor's end changes nothing for members. The worker waits for nobody in particular: every socket is
 //! non-blocking, and each turn of the loop reads a few frames (`turns.rs`).
 //!
-//! A turn looks at all members. With hundreds of them, even members at rest send messages many times a second. So while
-//! nothing is under way, and all messages were heard, the worker pauses between two turns, and lets messages collect
-//! ([`pause_after`]).
+//! Each turn of the loop polls all members. Hundreds of members send many messages a second even if none of them folds.
+//! So while nothing is under way, and all messages were heard, the worker pauses between two turns, and lets messages
+//! collect ([`pause_after`]).
 
 use crate::group::{Group, Message};
 use crate::table::MemberId;
@@ -30,13 +30,16 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use wire::FRAME_BYTES;
 
-/// Time without a supervisor after which a worker that was never told to begin ends: 10 s.
+/// A worker that has never got the supervisor's order to begin (`Take`) ends after this time without a supervisor: 10
+/// s.
 const UNBEGUN_TIME: Duration = Duration::from_secs(10);
 /// Time without supervisor, members and departed members after which a worker ends: 30 s.
 const IDLE_TIME: Duration = Duration::from_secs(30);
-/// Pause after a turn in which nothing was under way, in processor times of that turn: 200. It is bounded by [`TICK`].
+/// Length of the pause after a turn in which nothing was under way, as a multiple of the processor time of that turn:
+/// 200. The pause is [`TICK`] at most.
 const PAUSE_TURNS: u32 = 200;
-/// Longest turn, in processor time, that no pause follows: 250 us. With few members, another sleep costs as much.
+/// After a turn of less processor time than this, there is no pause: 250 us. With few members, a sleep would cost as
+/// much as it saves.
 const SHORT_TURN: Duration = Duration::from_micros(250);
 
 /// Why a worker cannot go on.
@@ -61,7 +64,7 @@ struct Worker {
     supervisor_uid: u32,
     supervisor: Option<Supervisor>,
     group: Group,
-    /// Time since which nobody has needed the worker.
+    /// Since when there has been no supervisor, no member and no departed member.
     unused_since: Instant,
     /// Pause before the next turn, in which members' messages collect.
     pause: Duration,
@@ -90,7 +93,7 @@ fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// Time after which a worker that nobody needs ends.
+/// Time after which a worker without supervisor, members and departed members ends.
 const fn patience(begun: bool) -> Duration {
     if begun { IDLE_TIME } else { UNBEGUN_TIME }
 }
@@ -148,7 +151,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The time until the next turn that needs no message: zero while bookings wait, else until timed work may be due.
+    /// How long the next turn may wait for messages: no time while bookings wait, otherwise until timed work may be
+    /// due.
     fn until_due(&self, now: Instant) -> Duration {
         let is_busy =
             !self.group.inheritance.is_done() || self.group.members.values().any(|member| !member.backlog.is_empty());
@@ -165,7 +169,8 @@ impl Worker {
             fds.push(PollFd::from_borrowed_fd(supervisor.socket.as_fd(), interest(!supervisor.waiting.is_empty())));
         }
         let first = fds.len();
-        // Members' claims of a predecessor's slots cannot be checked before all of these are fingerprinted.
+        // Members claim slots that an earlier worker filled. These claims cannot be checked before all of those slots
+        // are fingerprinted, so members are not heard meanwhile.
         let members = self.group.members.values().filter(|_| !inherits);
         fds.extend(members.map(|member| PollFd::from_borrowed_fd(member.as_fd(), interest(member.is_stuck()))));
         fds.extend(self.group.proofs.socket().map(|prover| PollFd::from_borrowed_fd(prover, PollFlags::IN)));

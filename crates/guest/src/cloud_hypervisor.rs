@@ -12,7 +12,7 @@ pub(crate) fn is_cloud_hypervisor(process: &Process) -> bool {
     matches!(process.program(), "cloud-hypervisor" | "cloud-hypervisor-static")
 }
 
-/// The file name of its API socket without its extension; the command line has no other name for the guest.
+/// The guest's name: the file name of its API socket without the extension. The command line has no other name for it.
 pub(crate) fn name(args: &[String]) -> Option<String> {
     let (_, socket) = options(args).find(|(option, _)| *option == "api-socket")?;
     let settings = Settings::parse(socket, "path");

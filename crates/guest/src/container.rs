@@ -13,7 +13,7 @@ pub struct Container {
     pub kind: GuestKind,
     /// Its name; for runtimes that name by hash, the first twelve digits.
     pub name: String,
-    /// The control group of the container, which tells two containers of the same name apart.
+    /// The control group of the container. It distinguishes two containers with the same name.
     pub group: String,
 }
 
@@ -22,15 +22,16 @@ const SHORT_ID: usize = 12;
 /// Number of digits of a whole hash.
 const WHOLE_ID: usize = 64;
 
-/// The container of a process with control groups `cgroups`. Containers around the caller, whose control groups are
-/// `own`, do not count: a caller inside a container looks for guests within it.
+/// The container of a process with control groups `cgroups`; `None` if it is in none. Containers that the caller itself
+/// is in (its control groups are `own`) do not count: a caller in a container looks for guests within its container.
 pub fn container_of(cgroups: &Cgroups, own: &Cgroups) -> Option<Container> {
     let ours: Vec<Container> = own.paths().flat_map(containers_on).collect();
     cgroups.paths().find_map(|path| containers_on(path).into_iter().find(|c| !ours.contains(c)))
 }
 
 /// Whether the host has put a process among its guests: in a container, or in a control group of libvirt's or of
-/// `machine.slice`. `cgroups` are those that root has given. Control groups below `user.slice` belong to login sessions, and never count.
+/// `machine.slice`. `cgroups` must be the part of its control groups that root has given ([`host::CgroupMakers`]).
+/// Control groups below `user.slice` belong to login sessions, and never count.
 pub(crate) fn is_placed_by_host(cgroups: &Cgroups) -> bool {
     let first = |path: &str| path.split('/').nth(1).map(str::to_owned).unwrap_or_default();
     cgroups.paths().any(|path| match first(path).as_str() {
@@ -40,7 +41,7 @@ pub(crate) fn is_placed_by_host(cgroups: &Cgroups) -> bool {
     })
 }
 
-/// The containers on the way to a control group, outermost first.
+/// The containers whose control groups are parts of this path, outermost first.
 fn containers_on(path: &str) -> Vec<Container> {
     let parts: Vec<&str> = path.split('/').collect();
     let container = |n: usize| {
@@ -89,7 +90,8 @@ fn by_hash(part: &str, parent: &str, above: &[&str]) -> Option<(GuestKind, Strin
     if parent.starts_with("pod") && above.contains(&"kubepods") {
         return Some((GuestKind::Containerd, short_id(part)?));
     }
-    // Below any other parent that Docker was told, `/ecs/TASK/ID` for instance: a whole hash and nothing else.
+    // Docker may be configured with any other parent, as in `/ecs/TASK/ID`. Then the name is a whole hash and nothing
+    // else.
     (part.len() == WHOLE_ID).then_some((GuestKind::Docker, short_id(part)?))
 }
 
@@ -116,8 +118,8 @@ fn by_machine(part: &str, child: Option<&str>) -> Option<(GuestKind, String)> {
     }
 }
 
-/// The domain of libvirt in whose control group a process is. libvirt leaves out characters other than letters, digits,
-/// `-` and `.`, and shortens long names.
+/// The name of the libvirt domain in whose control group a process is; `None` if it is in none. libvirt leaves out
+/// characters other than letters, digits, `-` and `.`, and shortens long names.
 pub fn domain_of(cgroups: &Cgroups) -> Option<String> {
     let domain = |part: &str| {
         let name = unescape(part);
@@ -127,8 +129,7 @@ pub fn domain_of(cgroups: &Cgroups) -> Option<String> {
         let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
         (is_number && !domain.is_empty()).then(|| domain.to_owned())
     };
-    // Only the first part of the path below these was named by libvirt; the names of further parts may have been given
-    // by others.
+    // Only the first name below these groups is libvirt's. Names further down may have been given by others.
     let named = |path: &str| {
         let inside = path.strip_prefix("/machine.slice/").or_else(|| path.strip_prefix("/machine/"))?;
         inside.split('/').next().and_then(domain)

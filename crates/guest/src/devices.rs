@@ -1,4 +1,4 @@
-//! Emulated devices of a VM, as its QEMU lists them (`info qtree`), and memory of theirs that the guest can reach.
+//! Emulated devices of a VM, as QEMU lists them (`info qtree`), and memory of these devices that the guest can access.
 //!
 //! ```text
 //!   dev: VGA, id ""
@@ -9,7 +9,8 @@
 //!     bar 6: mem at 0xffffffffffffffff [0xfffe]   the guest has not mapped it
 //! ```
 //!
-//! QEMU does not tell where the rest of a device's memory lies: its state, its buffers, and a ROM that the guest does not map.
+//! QEMU does not say where other memory of a device lies: its state, its buffers, and a ROM that the guest does not
+//! map.
 
 use crate::qmp::{Qmp, QmpError};
 use crate::ram_map::{RamBlock, RamMap, address_in};
@@ -17,7 +18,7 @@ use host::Mapping;
 use page::{GuestPhys, HostVirt, PAGE_BYTES};
 use serde_json::json;
 
-/// Most devices that are looked at, and most regions of one: a PCI device has 7.
+/// Most devices that are looked at, and most regions of one device: a PCI device has at most 7.
 const MOST_DEVICES: usize = 256;
 const MOST_REGIONS: usize = 7;
 
@@ -30,7 +31,7 @@ pub struct Device {
     pub id: String,
     /// Its class, where it is a PCI device.
     pub class: Option<String>,
-    /// Its regions that are memory of QEMU's, and that the guest has mapped.
+    /// Its regions that are memory of QEMU's process and that the guest has mapped.
     pub memory: Vec<DeviceMemory>,
 }
 
@@ -53,7 +54,8 @@ struct Listed {
 }
 
 impl Device {
-    /// All devices of a VM, whose QEMU's process has these mappings: its word goes no further.
+    /// All devices of a VM. `mappings` are those of QEMU's process: memory that QEMU reports outside of them is left
+    /// out.
     ///
     /// # Errors
     /// QEMU does not answer, or refuses to.

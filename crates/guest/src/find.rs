@@ -5,25 +5,27 @@
 //! | runs a VM, inside a container or not | a guest by itself |
 //! | other process in a container | one guest with the others in the same container |
 //! | other process that the user names by pid, or that is a member of a service's group | a guest by itself |
-//! | forked copy of a VMM that is itself found | none; where the user names it, or it is a member, as any process |
+//! | forked copy of a VMM that is itself found | none; if the user names it, or it is a member, a guest by itself |
 //! | any other process | none |
 //!
-//! A **forked copy** is a child of that VMM that has executed no program since. It has the VMM's command line, and so its name, until it
-//! executes a program or ends. A fork probe of a member is one (`act::ForkProbe`). A copy whose VMM has ended is a VM like any other: so is
-//! a QEMU with `-daemonize`.
+//! A **forked copy** is a child of that VMM that has executed no program since. It has the VMM's command line, and so
+//! its name, until it executes a program or ends. The agent's fork probe is such a copy (`act::ForkProbe`). A copy
+//! whose VMM has ended counts as a VM: so does a QEMU with `-daemonize`.
 //!
 //! A process runs a VM if its program has a VMM's name, and one of these holds:
 //!
 //! - The program's file belongs to root or to the caller, and nobody else may write it.
 //! - A service has the process as a member, or the caller names it.
 //!
-//! The size on its command line is believed as far as its address space goes. Beyond that, RAM is found among its mappings.
+//! The size of RAM is taken from its command line if it is not larger than its address space. Otherwise the RAM is
+//! found among its mappings.
 //!
-//! A VM is a **stranger's** where nothing but its owner says that it is one of this host. Others say so in three ways:
+//! A VM is a **stranger's** if nobody but its owner, an ordinary user, says that it is a guest of this host. It is not
+//! a stranger's if one of these holds:
 //!
 //! - Root or the caller runs it.
 //! - A service has it as a member.
-//! - Root has given it the control group of a container, of libvirt's or of `machine.slice`.
+//! - Root has put it into a control group of a container, of libvirt, or of `machine.slice`.
 //!
 //! Among VMs with the same name, a stranger's comes last, and otherwise the one that started first comes first.
 
@@ -32,7 +34,8 @@ use crate::{Facts, Guest, GuestKind, Membership, cloud_hypervisor, firecracker, 
 use host::{CgroupMakers, Cgroups, Mapping, Process, ProcessId, ProcessStat};
 use std::collections::{BTreeMap, HashMap};
 
-/// Age up to which a process is read at each look, in seconds: 10 s. It may still change its user and control group.
+/// Processes younger than this are read again by each [`Survey::renewed`], in seconds: 10 s. They may still change
+/// their user and control group.
 const YOUNG_S: u64 = 10;
 
 /// The processes of the host at one moment.
@@ -55,8 +58,8 @@ impl Survey {
         Self::default().renewed()
     }
 
-    /// Looks again. A process that was seen before, and has executed no program since, is not read but for its state: that costs a
-    /// tenth. A later change of its user, control group or arguments is seen by [`Self::take`] alone.
+    /// Looks again. Of a process that was seen before, and has executed no program since, only the state is read, which
+    /// costs a tenth. A later change of its user, control group or arguments is seen by [`Self::take`] alone.
     ///
     /// # Errors
     /// `/proc` cannot be read.
@@ -88,7 +91,8 @@ impl Survey {
     }
 
     fn add(&mut self, pid: u32, known: Option<Process>) {
-        // The kernel tells no layout of a process that may not be read. So a process with a known layout may be read.
+        // The kernel shows no layout (addresses of code and stack) of a process that the caller may not read. `known`
+        // has one, so the caller may read this process.
         if let Some(process) = known {
             self.processes.push(process);
             return;
@@ -139,7 +143,8 @@ fn with_pid(processes: &[Process], pid: u32) -> Option<&Process> {
     processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|n| &processes[n])
 }
 
-/// Finds the guests; see [`Survey::guests`]. RAM that stands only in files or mappings is left `None`.
+/// Finds the guests; see [`Survey::guests`]. RAM whose size only a configuration file or the mappings show is left
+/// `None`.
 fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> Vec<Guest> {
     let mut guests = Vec::new();
     let mut containers: BTreeMap<Container, Vec<&Process>> = BTreeMap::new();
@@ -160,7 +165,8 @@ fn find(processes: &[Process], own: &Cgroups, wanted: &dyn Fn(u32) -> bool) -> V
     guests
 }
 
-/// Whether a process runs a VM, by its program: a VMM's name, and a file that nobody but root or the caller has made.
+/// Whether a process runs a VM, by its program: it has the name of a VMM, and its file belongs to root or the caller,
+/// as far as is known.
 pub fn is_vm(process: &Process) -> bool {
     has_vmm_name(process) && process.exe_owner.is_none_or(is_own_or_roots)
 }
@@ -169,8 +175,8 @@ fn has_vmm_name(process: &Process) -> bool {
     qemu::is_qemu(process) || firecracker::is_firecracker(process) || cloud_hypervisor::is_cloud_hypervisor(process)
 }
 
-/// Whether a process is a forked copy of a VMM that is found itself, or of another copy of that. Of a process that the caller may not trace, the
-/// kernel tells no layout.
+/// Whether a process is a forked copy of a VMM that is found itself, or of another copy of it. If the caller may not
+/// trace the processes, the kernel shows no layout of either, and the layouts count as equal.
 fn is_copy(process: &Process, processes: &[Process], wanted: &dyn Fn(u32) -> bool) -> bool {
     let is_original = |parent: &Process| {
         let program = |of: &Process| (of.exe.clone(), of.stat.layout);
@@ -249,8 +255,9 @@ fn guest(kind: GuestKind, name: Option<String>, processes: &[&Process]) -> Guest
     }
 }
 
-/// Adds the first pid to the ids of guests whose kind and name another one has before them, as the module story says. A name
-/// with an `@` gets the pid, too: its owner may have chosen the name to be taken for another guest.
+/// Adds the first pid to the ids of guests with the kind and name of another guest that comes before them (see the head
+/// of this module). A name with an `@` gets the pid, too: its owner may have chosen the name to be taken for another
+/// guest.
 fn make_ids_unique(guests: &mut [Guest]) {
     let rank = |guest: &Guest| (guest.facts.is_strangers, guest.facts.start_ticks, guest.pids[0]);
     let mut first: HashMap<String, (bool, u64, u32)> = HashMap::new();

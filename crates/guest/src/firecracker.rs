@@ -23,7 +23,7 @@ pub(crate) fn name(args: &[String]) -> Option<String> {
     options(args).find(|(option, value)| *option == "id" && !value.is_empty()).map(|(_, id)| id.to_owned())
 }
 
-/// The `--config-file`, by the process's own view of the file systems: its root may be a jail.
+/// The path after `--config-file`, as the process names it: its root directory may be a jail.
 pub(crate) fn config_file(args: &[String]) -> Option<&Path> {
     let (_, file) = options(args).find(|(option, value)| *option == "config-file" && !value.is_empty())?;
     Some(Path::new(file))

@@ -1,4 +1,5 @@
-//! Groups of guests that trust each other. A rule covers all guests; a file covers those that the rule does not fit.
+//! Groups of guests that trust each other. A rule puts every guest into a group; a file names groups for guests for
+//! which the rule is not right.
 
 use crate::{Glob, Guest};
 use serde::Deserialize;
@@ -12,7 +13,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest name of a group in a file, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Rule that puts guests into groups that no file mentions.
+/// The rule by which guests that the file does not mention are put into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupRule {
     /// Every guest in a group of its own.
@@ -26,7 +27,7 @@ pub enum GroupRule {
     Name,
     /// By the group of the service that folds it.
     Service,
-    /// By this component, from 1, of the path of the control group of the guest's first process.
+    /// By one component of the path of the control group of the guest's first process. Components are counted from 1.
     Cgroup(usize),
 }
 
@@ -75,7 +76,7 @@ struct Pattern {
     line: usize,
 }
 
-/// The file as it is written.
+/// The file's structure for the TOML parser.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {

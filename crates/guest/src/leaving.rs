@@ -1,4 +1,4 @@
-//! Memory of a guest that leaves its host: what the host gets back, and what another one needs for it.
+//! Memory of a guest that is to move to another host: what this host gets back, and what the other host needs for it.
 
 use crate::slots::of_nobody_else;
 use crate::{Guest, RegionMap, holds_folded_pages};
@@ -7,21 +7,23 @@ use page::{PAGE_BYTES, PageRange, Region, pages_to_bytes};
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Memory of a guest that leaves its host. No page's content is read.
+/// Memory of a guest that is to move to another host. It is measured without reading the content of any page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Memory that this host gets back, in bytes: private pages of the guest and its VMM, and slots that no other process maps.
+    /// Memory that this host gets back, in bytes: private pages of the guest and its VMM, and slots that no other
+    /// process maps.
     pub frees_bytes: u64,
-    /// Memory that its RAM takes on another host like this one before anything is folded there, in bytes. Each huge page with a backed
-    /// page counts as a whole. `None` where the kernel gives no huge pages, since zero pages are then told by their content alone.
+    /// Memory that its RAM takes on another host like this one before anything is folded there, in bytes. Each range of
+    /// the size of a huge page that has a backed page counts as a whole. `None` if the kernel gives no huge pages: how
+    /// much is needed then depends on which pages hold zeros, and contents are not read.
     pub takes_bytes: Option<u64>,
-    /// Backed memory in the last bytes of its RAM, in bytes.
+    /// How much of the end of its RAM, whose length the caller chooses, is backed, in bytes.
     pub last_bytes: u64,
 }
 
 impl Leaving {
-    /// Measures a guest. `last` is the length of the end of its RAM, in bytes. At most `most_pages` page-table entries of folded
-    /// pages are read, in the guest and in all other processes together.
+    /// Measures a guest. `last` is the length of the end of its RAM, in bytes. At most `most_pages` page-table entries
+    /// of folded pages are read, in the guest and in all other processes together.
     ///
     /// # Errors
     /// The guest has ended or cannot be read, or more pages are folded.
@@ -57,7 +59,7 @@ impl Ram {
                     ram.held.push(whole);
                 } else {
                     ram.held.extend(pagemap.present_ranges(mapping.start, mapping.end)?);
-                    // Kernels before 6.7 do not tell quickly.
+                    // Kernels before 6.7 cannot list pages in swap quickly.
                     ram.held.extend(pagemap.swapped_ranges(mapping.start, mapping.end).unwrap_or_default());
                 }
                 ram.all.push(whole);

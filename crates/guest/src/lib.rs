@@ -1,4 +1,5 @@
-//! Finding guests and their groups, telling the regions of their processes' mappings, and reading their pages.
+//! Finding guests (VMs, containers and processes) and their groups, telling what each mapping of their processes is
+//! used for, and reading their pages.
 #![forbid(unsafe_code)]
 
 mod cloud_hypervisor;

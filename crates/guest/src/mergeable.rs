@@ -1,21 +1,22 @@
 //! Whether the memory of a guest could be merged, by KSM or by Pagefold, and the obstacle if it cannot.
 //!
 //! Only private anonymous memory can be merged. A write to a shared or file-backed mapping must be seen by others, so
-//! its pages cannot be replaced by private copies. Of private anonymous memory, three kinds cannot be merged:
+//! its pages cannot be replaced by private copies. Three kinds of private anonymous memory cannot be merged:
 //!
 //! - memory that a device may write to without the CPU noticing (vfio),
 //! - locked memory,
 //! - huge pages of hugetlbfs.
 //!
-//! A VM that was restored from a snapshot may map the snapshot's file privately (Firecracker, Cloud Hypervisor, clones). A page that it
-//! has not written is one frame for all guests of that file. Written pages are its own: the kernel moves none out of a mapping of a file.
+//! A VM that was restored from a snapshot may map the snapshot's file privately (Firecracker, Cloud Hypervisor,
+//! clones). A page that the VM has not written is one frame for all VMs that map this file. Pages that it has written
+//! are private to it, and cannot be folded: the kernel (`UFFDIO_MOVE`) does not move pages out of a mapping of a file.
 
 use crate::{Guest, GuestKind, RegionMap};
 use host::{Check, KsmStat, Mapping};
 use page::Region;
 use std::path::Path;
 
-/// Facts about a guest that bear on merging, over all its processes.
+/// Facts about all processes of a guest that decide whether its memory can be merged.
 #[derive(Clone, Debug, Default)]
 struct Evidence {
     /// Mappings that would be merged: the RAM of a VM, otherwise all private anonymous memory.
@@ -36,8 +37,8 @@ struct Evidence {
 const AGENT: &str = "libpagefold.so";
 
 /// The check `guest:ID:mergeable` of `guest`. `followed` is the answer of a service that has the guest as a member:
-/// whether Pagefold's agent handles the faults of its memory. Without an answer, mappings of the pool and of the
-/// agent's library tell.
+/// whether Pagefold's agent handles the faults of its memory. Without an answer, this is concluded from mappings of a
+/// pool or of the agent's library.
 pub fn check_mergeable(guest: &Guest, has_ksm: bool, followed: Option<bool>) -> Check {
     let check = |found: String| Check::ok(format!("guest:{}:mergeable", guest.id), found, "merging its memory");
     match gather(guest, has_ksm) {
@@ -60,7 +61,7 @@ fn gather(guest: &Guest, has_ksm: bool) -> host::Result<Evidence> {
     for &pid in &guest.pids {
         match gather_process(guest, pid, &mut evidence) {
             Ok(()) => seen = true,
-            // Processes of a container come and go. There is nothing to judge only if all are gone.
+            // Processes of a container start and end all the time. It is an error only if all of them have ended.
             Err(e) if e.is_gone() => gone = Some(e),
             Err(e) => return Err(e),
         }
@@ -136,7 +137,8 @@ fn judge(guest: &Guest, evidence: &Evidence, check: impl Fn(String) -> Check) ->
             .warn("start it without locking (QEMU: -overcommit mem-lock=off)");
     }
     if evidence.followed {
-        // The agent keeps advice about merging to itself, so the kernel's flags do not show it.
+        // The agent does not pass a guest's advice about merging (`MADV_MERGEABLE`) on to the kernel, so the mappings'
+        // flags do not show it.
         return check(format!("yes: {what} is private, and Pagefold's agent looks after it"));
     }
     if stuck(&|m| m.has_flag(b"um") || m.has_flag(b"uw") || m.has_flag(b"ui")) {
@@ -178,7 +180,7 @@ fn private_file(mappings: &[Mapping]) -> String {
     )
 }
 
-/// How a VMM is told to have memory that can be folded.
+/// Advice to the operator: how to start this kind of VMM so that its memory can be folded.
 struct Ways {
     no_guest_memfd: &'static str,
     no_huge_pages: &'static str,

@@ -57,8 +57,8 @@ impl GuestKind {
 /// A VM, a container or a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Unique on this host: kind and name. Of guests with the same name, the first has this id, and the others have their pid added.
-    /// So has a guest whose name has an `@`.
+    /// Unique on this host: kind and name. Of guests with the same name, the first has this id, and the others have
+    /// their pid added. So has a guest whose name has an `@`.
     pub id: String,
     /// The name that its runtime gives it.
     pub name: String,
@@ -93,11 +93,11 @@ pub struct Facts {
     pub uid: u32,
     /// Start of its first process, in clock ticks after boot.
     pub start_ticks: u64,
-    /// Whether only an ordinary user says that this is a VM of this host: see `find.rs`.
+    /// Whether nobody but its owner, an ordinary user, says that this is a VM of this host: see `find.rs`.
     pub is_strangers: bool,
-    /// Control group of its first process; `/` if that is in no group below the root.
+    /// Control group of its first process; `/` if this process is in the root group.
     pub cgroup: String,
-    /// The group of a service that its processes are members of, if that is one.
+    /// The group of a service in which its processes are members; `None` if they are in none, or in several.
     pub folded_in: Option<String>,
     /// Sizes of the blocks of memory that the RAM of a VM consists of; empty if not known.
     pub ram_blocks_bytes: Vec<u64>,

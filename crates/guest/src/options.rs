@@ -42,7 +42,7 @@ impl Settings {
         Self(text.split(',').enumerate().map(setting).collect())
     }
 
-    /// Settings that stand in pairs elsewhere.
+    /// Settings that were read from somewhere else, as pairs of key and value.
     pub fn of(pairs: Vec<(String, String)>) -> Self {
         Self(pairs)
     }

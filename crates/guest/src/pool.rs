@@ -1,4 +1,5 @@
-//! Mappings of a group's pool. They hold the pages that a member has folded, for which its whole group has one frame.
+//! Mappings of a group's pool. In them lie the pages that a member has folded. All members that have folded an
+//! identical page share one page frame.
 
 use host::Mapping;
 use page::NOT_GROUPS;
@@ -16,8 +17,8 @@ pub fn pool_name(file: &str) -> Option<&str> {
     (!name.is_empty() && !NOT_GROUPS.contains(&name)).then_some(name)
 }
 
-/// Whether the pages of a mapping are folded ones, except for those that the kernel calls anonymous. The mapping must
-/// be private: a shared one is the worker's own.
+/// Whether the pages of a mapping are folded, except for pages that the kernel calls anonymous, which were written
+/// since. This is so for private mappings of a pool; a shared one is the worker's own.
 pub fn holds_folded_pages(mapping: &Mapping) -> bool {
     !mapping.shared && pool_group(mapping).is_some()
 }

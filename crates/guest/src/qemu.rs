@@ -1,6 +1,6 @@
-//! A guest's name, RAM and blocks of memory from QEMU's command line. Both spellings are read: the usual one
-//! (`-m 1G`) and libvirt's JSON (`-object {"qom-type":...}`). Files that `-readconfig` names count in their place, as they do
-//! for QEMU: LXD and Incus say all but the name in such a file.
+//! A guest's name, RAM and blocks of memory from QEMU's command line. Both spellings are read: the usual one (`-m 1G`)
+//! and libvirt's JSON (`-object {"qom-type":...}`). Files that `-readconfig` names are read where the option stands, as
+//! QEMU does: LXD and Incus put everything but the guest's name into such a file.
 
 use crate::QemuFacts;
 use crate::options::{Settings, options, parse_size};
@@ -39,7 +39,7 @@ struct Backend {
     bytes: u64,
 }
 
-/// The options of a command line read up to some point.
+/// What the options of a command line that were read so far say.
 #[derive(Default)]
 struct CommandLine {
     name: Option<String>,
@@ -58,7 +58,8 @@ struct CommandLine {
 }
 
 impl Config {
-    /// Reads a command line, the program's name first. `read` yields the content of a file that it names.
+    /// Reads a command line, the program's name first. `read` returns the content of a file that the command line
+    /// names.
     pub fn parse(args: &[String], read: &dyn Fn(&str) -> Option<Vec<u8>>) -> Self {
         let mut line = CommandLine::default();
         for (option, value) in options(args) {
@@ -72,7 +73,7 @@ impl Config {
     }
 }
 
-/// The key of an option's first value, which may stand without one.
+/// The key of an option's first value, if the value is given without a key.
 fn implied_key(option: &str) -> &'static str {
     match option {
         "name" => "guest",
@@ -86,7 +87,8 @@ fn implied_key(option: &str) -> &'static str {
 }
 
 impl CommandLine {
-    /// Reads the options of a configuration file. Each of its sections stands for one, and has the same name but for `-m`.
+    /// Reads the options of a configuration file. Each section of the file is one option, and has the option's name;
+    /// only `-m` is called `memory` there.
     fn read_config(&mut self, content: &[u8]) {
         for section in qemu_config::sections(&String::from_utf8_lossy(content)) {
             let option = if section.name == "memory" { "m" } else { section.name.as_str() };

@@ -7,8 +7,8 @@
 //!   path = "/run/monitor"
 //! ```
 //!
-//! is `-chardev socket,id=monitor,path=/run/monitor`. QEMU ends at a line that it does not understand; here such a line is
-//! passed over.
+//! is `-chardev socket,id=monitor,path=/run/monitor`. QEMU refuses a file with a line that it does not understand; here
+//! the line is skipped.
 
 use crate::options::Settings;
 
@@ -34,7 +34,8 @@ pub(crate) fn sections(text: &str) -> Vec<Section> {
     sections.into_iter().map(|(name, pairs)| Section { name, settings: Settings::of(pairs) }).collect()
 }
 
-/// A word in quotes. There is no way to write a quote in it.
+/// The text between the first two double quotes; `None` if it does not begin with one. QEMU knows no escape for a quote
+/// in it.
 fn unquote(text: &str) -> Option<String> {
     let word = text.trim().strip_prefix('"')?;
     word.split_once('"').map(|(word, _)| word.to_owned())

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest answer that is read, in bytes; the longest known, `query-qmp-schema`, has a fifth of a megabyte.
+/// Longest answer that is read: 4 MiB. The longest known one, to `query-qmp-schema`, has about 0.2 MB.
 const LINE_MAX: usize = 4 << 20;
 
-/// Time that a guest's QEMU may take for an answer, in which it may be serving another client: 500 ms.
+/// Time within which a guest's QEMU must answer: 500 ms. It may be serving another client meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Most messages before the greeting: what QEMU owes to a client before this one.
+/// Most messages that are skipped before the greeting: answers and events that QEMU still had for an earlier client.
 const MOST_OF_OTHERS: usize = 64;
 
 /// Number of the next command.
@@ -52,7 +52,7 @@ pub enum QmpError {
     },
 }
 
-/// A conversation with one QEMU.
+/// A connection to one QEMU.
 #[derive(Debug)]
 pub struct Qmp {
     path: PathBuf,
@@ -61,7 +61,8 @@ pub struct Qmp {
 }
 
 impl QmpError {
-    /// Whether the path leads to no socket of this guest's, as opposed to one that does not answer.
+    /// Whether the path does not lead to this guest's QMP socket. False if its socket does not answer in time, or QEMU
+    /// refuses the command.
     pub fn is_wrong_socket(&self) -> bool {
         let waits = |cause: &io::Error| matches!(cause.kind(), ErrorKind::TimedOut | ErrorKind::UnexpectedEof);
         match self {
@@ -101,7 +102,7 @@ impl Qmp {
     fn greet(path: &Path, stream: UnixStream, timeout: Duration) -> Result<Self, QmpError> {
         let mut qmp = Self { path: path.into(), reader: BufReader::new(stream), timeout };
         let deadline = Instant::now() + timeout;
-        // QEMU may first send answers to a client that was killed.
+        // QEMU may first send answers to an earlier client that was killed.
         let is_of_another = |message: &Value| ["return", "error", "event"].iter().any(|key| message.get(key).is_some());
         for _ in 0..MOST_OF_OTHERS {
             let message = qmp.message(deadline).map_err(|e| qmp.broken(e))?;

@@ -6,7 +6,7 @@
 //! - The memory that it follows from address to address is read through `/proc/PID/mem`. This neither ends the
 //!   sharing of a page nor waits for user space.
 //! - The beginnings of all frames, among which it looks for the kernel's note, are read many at a time where that is
-//!   safe. It is not for pages that are shared, or whose faults are served by user space;
+//!   safe. It is not safe for pages that are shared, or whose page faults are handled by user space (userfaultfd);
 //!   `crates/host/src/vm_read.rs` says why.
 
 use crate::qmp::{Qmp, QmpError};
@@ -36,10 +36,10 @@ pub struct GuestRam {
     swapped: Vec<u64>,
     memory: ProcessMemory,
     pagemap: Pagemap,
-    /// The pages that may not be read many at a time.
+    /// Which pages must be read one by one.
     careful: Careful,
     /// Mapped files, in order of address. A page there that the host does not back is in the file; elsewhere it is
-    /// zeros. Pages that were folded and not touched since are such pages.
+    /// zeros. This includes pages that were folded and not touched since.
     files: Vec<Piece>,
 }
 
@@ -73,10 +73,10 @@ impl Piece {
     }
 }
 
-/// The pages that must be read one by one.
+/// Which pages must be read one by one, through `/proc/PID/mem`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Careful {
-    /// All pages, because a process serves faults in this memory, or may do so.
+    /// All pages, because a process handles page faults in this memory (userfaultfd), or may do so.
     All,
     /// Private pages, because KSM may hold them.
     Private,
@@ -110,8 +110,8 @@ impl Careful {
 
 /// Opens the memory of a VM in each layout that it may have, the likeliest first.
 ///
-/// The layout that QEMU reports comes first, if there is a conversation with it, or it answers at the socket on its
-/// command line. Then come the layouts that are possible by the mappings.
+/// The layout that QEMU reports comes first, if `qmp` is a connection to it, or it answers at the QMP socket on its
+/// command line. Then come the layouts that the mappings allow.
 ///
 /// # Errors
 /// The VM's process is gone, or belongs to another user.
@@ -127,7 +127,7 @@ pub fn open_ram(guest: &Guest, qmp: Option<Qmp>) -> host::Result<Vec<GuestRam>> 
     maps.into_iter().map(|map| GuestRam::open(pid, map)).collect()
 }
 
-/// Talks to the QEMU of a guest at the socket that its command line names; `None` if it names none.
+/// Connects to the QMP socket that a guest's QEMU has on its command line; `None` if there is none.
 ///
 /// # Errors
 /// The inner result: QEMU does not answer there in time.
@@ -163,8 +163,8 @@ impl GuestRam {
         let careful = Careful::of(pid, &map);
         let (backed, swapped) = (vec![0; words], vec![0; words]);
         let files = Piece::all(pid, &map)?;
-        // An absent page whose next write is to be noted looks like one in swap, so swap is looked for only if it is
-        // used.
+        // A page that is not present, and whose next write the kernel is to note, looks like a page in swap. So pages
+        // in swap are looked for only if the process has any.
         let has_swap = host::swapped_bytes(pid)? > 0;
         let mut ram = Self { pid, ranges, index, backed, swapped, memory, pagemap, careful, files, map };
         for block in ram.map.0.clone() {
@@ -179,7 +179,7 @@ impl GuestRam {
         Ok(ram)
     }
 
-    /// The places of the frames, in order.
+    /// The place of each frame in lists that have an entry for each frame of the guest.
     pub const fn index(&self) -> &FrameIndex {
         &self.index
     }
@@ -284,7 +284,8 @@ struct Heads {
 }
 
 impl GuestRam {
-    /// Reads the beginnings of pages that are only in files. They come last, because they are read page by page.
+    /// Calls `each` with the beginnings of pages that are not present and whose bytes are in a mapped file. This is
+    /// done last, because these are read one by one.
     fn absent_heads(&self, each: &mut dyn FnMut(GuestPhys, &[u8]) -> bool) {
         let mut head = [0; HEAD_BYTES];
         for piece in &self.files {
@@ -331,7 +332,7 @@ impl GuestRam {
                     return false;
                 }
             }
-            // The page behind those that arrived is gone.
+            // The page behind those that were read is gone.
             done += got + 1;
         }
         for (n, _) in slow {

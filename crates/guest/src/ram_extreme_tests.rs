@@ -1,4 +1,5 @@
-//! A QEMU that tells of memory at the ends of what can be told. A list of its frames would take all memory of who asks.
+//! A hostile QEMU that reports memory of extreme sizes and addresses. A list of the frames in it would take all memory
+//! of the process that asks.
 
 use super::*;
 use crate::{Facts, QemuFacts};
@@ -6,7 +7,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 
-/// Answers, once, as a QEMU would that has memory up to this address, which lies at this place.
+/// Serves one client like a QEMU whose guest has memory up to the address `last`, which lies at the address `place` of
+/// QEMU's process.
 fn answer(listener: &UnixListener, last: u64, place: u64) -> std::io::Result<()> {
     let (client, _) = listener.accept()?;
     let mut answers = client.try_clone()?;

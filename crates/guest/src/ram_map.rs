@@ -16,7 +16,8 @@
 //! | Cloud Hypervisor | at most 3 GiB | |
 //!
 //! QEMU reports the exact layout if it can be asked, including memory plugged in while it runs. Otherwise several
-//! layouts may be possible. `insight` then finds out which is right, because only in that one it finds the kernel.
+//! layouts may be possible. `insight` then finds out which one is right: only in the right layout does it find the
+//! kernel.
 
 use crate::qmp::{Qmp, QmpError};
 use crate::region::guest_ram;
@@ -88,8 +89,8 @@ impl RamMap {
         Some(GuestPhys(block.guest.0 + (host.0 - block.host.0)))
     }
 
-    /// The pieces for which the VMM's process has mappings, each address in one piece only. Further pieces that QEMU
-    /// reports are not believed.
+    /// The pieces for which the VMM's process has mappings, each address in one piece only. Other pieces that QEMU
+    /// reports are left out: QEMU's process may be hostile.
     pub fn within(mut self, mappings: &[Mapping]) -> Self {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         self.0.retain(|block| {

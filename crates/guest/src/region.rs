@@ -1,4 +1,4 @@
-//! The part of a guest's footprint that each mapping belongs to.
+//! What each mapping of a guest's processes is used for: its region ([`Region`]).
 //!
 //! Most mappings show their region by themselves: the kernel names heap and stack, and files have names. The RAM of a
 //! VM is anonymous or shared memory like any other. It is recognised by its size, which the command line gives. One
@@ -21,7 +21,7 @@ pub struct RegionMap(Vec<Region>);
 
 impl RegionMap {
     /// Classifies all mappings of one process, which belongs to `guest` or to no guest. Mappings without `VmFlags`
-    /// ([`Mapping::list`]) are good enough, unless the VM has two candidates of equal size for its RAM.
+    /// ([`Mapping::list`]) suffice, unless two rows of mappings have the size of the VM's RAM.
     pub fn new(guest: Option<&Guest>, mappings: &[Mapping]) -> Self {
         let kind = guest.map(|g| g.kind);
         let mut regions: Vec<Region> = mappings.iter().map(|m| region_by_itself(m, kind)).collect();
@@ -45,7 +45,8 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
     let anonymous = m.name.is_empty() || m.name.starts_with("[anon:") || m.name == "/dev/zero";
     match m.name.as_str() {
         _ if m.has_flag(b"io") || m.has_flag(b"pf") => Region::Other,
-        // With split-wx the cache is a memfd that is mapped twice, once writable and once executable.
+        // With `split-wx=on`, QEMU's translation cache is a memfd that is mapped twice, once writable and once
+        // executable.
         name if emulator && (anonymous && m.execute || name.starts_with("/memfd:tcg-jit")) => Region::TranslationCache,
         "[heap]" => Region::Heap,
         name if name == "[stack]" || name.starts_with("[stack:") => Region::Stack,
@@ -58,7 +59,8 @@ fn region_by_itself(m: &Mapping, kind: Option<GuestKind>) -> Region {
     }
 }
 
-/// The mappings of a VM's RAM, as ranges of indexes: those of the first layout of which every block is found.
+/// The mappings of a VM's RAM, as ranges of indexes. Of the layouts that the VMM may have made, the first one is taken
+/// for which every block is found among the mappings.
 ///
 /// No layout fits if the VM was resized, or its size is not known. The RAM is then the largest row of mappings with the
 /// advice that RAM gets, or else the largest row of all.
@@ -148,7 +150,7 @@ fn looks_like_ram(m: &Mapping) -> bool {
     is_advised(m) || m.has_file()
 }
 
-/// Whether a mapping is mergeable or in hugetlbfs pages. This is known only if `VmFlags` were read.
+/// Whether a mapping is advised as mergeable or made of hugetlbfs pages. This is known only if `VmFlags` were read.
 fn is_advised(m: &Mapping) -> bool {
     m.has_flag(b"mg") || m.has_flag(b"ht")
 }

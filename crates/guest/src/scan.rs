@@ -1,7 +1,7 @@
 //! Reading the pages of guests: which pages are resident, in which frames, and with which content.
 //!
-//! A scan has two steps. First, the *plan* walks the page tables once. It lists the resident pages, cut into units of
-//! a few megabytes, and gives each unit its place in the order of the scan. Then threads take units, and do this for
+//! A scan has two steps. First, the *plan* walks the page tables once. It lists the resident pages, cut into units of a
+//! few megabytes, and gives each unit its position in the order of the scan. Then threads take units, and do this for
 //! each page:
 //!
 //! ```text
@@ -15,8 +15,8 @@
 //!                kpagecount: more mappings than this guest's own? kpageflags: KSM? zero page? --> sample
 //! ```
 //!
-//! Bytes are read through the memory of the process ([`host::ProcessMemory`]), with care not to end any sharing. On
-//! demand they are read from the page frames themselves ([`host::FrameReader`]), which leaves no trace.
+//! Bytes are read through the memory of the process ([`host::ProcessMemory`]), in such a way that shared pages stay
+//! shared. If asked for, they are read from the page frames themselves ([`host::FrameReader`]), which leaves no trace.
 //!
 //! Only pages that the page tables show as present are read, so that reading makes nothing resident. The kernel's
 //! zero page is never counted. A page that goes away between plan and reading is counted as vanished, and makes the

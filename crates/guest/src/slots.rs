@@ -1,5 +1,5 @@
-//! Folded pages of processes: pages of pool mappings that were not copied on write. Most have no page-table entry, so they
-//! are looked up in the pool's file.
+//! Folded pages of processes: pages in mappings of a pool that were not copied on write. Most have no page-table entry,
+//! because they were not touched since, so they are looked up in the pool's file.
 //!
 //! Any process may map a file with the name of a pool, of any length and any number of times. Only data that the file
 //! really holds is read (`SEEK_DATA`), and at most [`MOST_PAGES`] for one process.
@@ -12,19 +12,20 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 
-/// Most folded pages of a process: 1 TiB.
+/// Most folded pages of one process that are looked at: 2^28, or 1 TiB. With more, the process is not read.
 const MOST_PAGES: u64 = 1 << 28;
 /// Most pages of one read of `pagemap`.
 const BATCH_PAGES: u64 = 1 << 14;
 
-/// A slot: the device and inode of its file, and its offset there.
+/// A slot: device and inode of the pool's file, and its offset in bytes in the file.
 type Slot = ((u64, u64), u64);
 
-/// Called with neighbouring slots that take memory: their mapping, their file, the offset of the first slot in bytes, and their
-/// page-table entries.
+/// A function that is called with neighbouring slots that the file really holds: the mapping, the file, the offset of
+/// the first slot in bytes, and the page-table entries.
 pub type SeeSlots<'a, E> = &'a mut dyn FnMut(&Mapping, &File, u64, &[PagemapEntry]) -> Result<(), E>;
 
-/// Number of slots that a guest maps and no process outside the guest; at most `most_pages` page-table entries are read.
+/// Number of slots that a guest's processes map, and no process outside of the guest. At most `most_pages` page-table
+/// entries are read.
 ///
 /// # Errors
 /// A process of the guest has ended or may not be read, or there are more pages.
@@ -103,7 +104,8 @@ pub fn each_slots<E: From<Error>>(pid: u32, wanted: &dyn Fn(&Mapping) -> bool, s
     Ok(gone_mappings)
 }
 
-/// Whether a page of a pool mapping was written: it is a private copy, and no slot any more.
+/// Whether a page in a mapping of a pool was written since it was folded: it is a private copy then, and shows no slot
+/// any more.
 pub fn is_private_copy(entry: &PagemapEntry) -> bool {
     entry.swapped() || entry.present() && !entry.file_or_shared()
 }

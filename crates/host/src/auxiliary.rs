@@ -1,4 +1,4 @@
-//! The auxiliary vector: facts that the kernel gives to a program when it executes that.
+//! The auxiliary vector: facts that the kernel gives to a program when a process executes it.
 
 use crate::memory_files::proc_file;
 use crate::{Error, ProcessMemory, Result};
@@ -10,7 +10,8 @@ use std::io::Read;
 /// Longest vector that is read, in bytes. The kernel's has some 400.
 const MOST_BYTES: u64 = 4096;
 
-/// The auxiliary vector of a program. The kernel draws the addresses in it by lot for each program that is executed.
+/// The auxiliary vector of a program. The kernel chooses the addresses in it at random for each program that is
+/// executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuxiliaryVector(Vec<u8>);
 

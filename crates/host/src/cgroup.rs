@@ -74,7 +74,8 @@ impl Cgroups {
         Self { entries }
     }
 
-    /// The path in the tree that accounts memory: that of version 2 where `unified`, else the memory controller's.
+    /// The path in the tree in which the kernel accounts memory: if `unified`, the tree of version 2, else the memory
+    /// controller's. `None` if the process has no path there.
     pub fn memory_path(&self, unified: bool) -> Option<&str> {
         let wanted = if unified { Tree::Unified } else { Tree::Memory };
         self.entries.iter().find(|(tree, _)| *tree == wanted).map(|(_, path)| path.as_str())

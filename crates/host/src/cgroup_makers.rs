@@ -1,8 +1,10 @@
-//! The part of a control group's path that root has given.
+//! The part of a control group's path whose names were given by root, and not by the user to whom a part of the tree
+//! was delegated.
 //!
 //! A user to whom a control group was delegated makes others below it, with any names. A process in such a group could
-//! be mistaken for one of a service or a container that it has nothing to do with. A directory's owner has made what
-//! lies in it, or may move it there. So a path counts up to the first part whose directory is not root's alone:
+//! be mistaken for one of a service or a container that it has nothing to do with. The owner of a directory can make
+//! groups in it, or move them there. So a path counts up to the first name in a directory that others than root may
+//! write:
 //!
 //! ```text
 //!   /user.slice/user-1000.slice/user@1000.service/app.slice/docker-0123.scope
@@ -21,12 +23,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Right of the group or of others to make something in a directory.
+/// Mode bits by which the directory's group or others may make something in it.
 const WRITABLE: u32 = 0o022;
-/// Number of paths that are remembered.
+/// Most paths whose results are remembered. With more, all are forgotten.
 const MOST_KNOWN: usize = 4096;
 
-/// The trees of control groups, and which part of each path root has given.
+/// The trees of control groups of this host, and for known paths the part that root has given.
 #[derive(Debug, Default)]
 pub struct CgroupMakers {
     mounts: Vec<TreeMount>,
@@ -42,7 +44,7 @@ struct TreeMount {
 }
 
 impl CgroupMakers {
-    /// The trees of this host that this process sees.
+    /// Finds the trees of control groups that are mounted where this process sees them.
     pub fn find() -> Self {
         let mountinfo = text::read("/proc/self/mountinfo").unwrap_or_default();
         Self { mounts: parse(&mountinfo), known: HashMap::new() }
@@ -62,7 +64,7 @@ impl CgroupMakers {
         })
     }
 
-    /// Forgets what is known of paths. A path that is used again may have another maker.
+    /// Forgets the results for all paths. A path that is used again may have been made by another user.
     pub fn look_anew(&mut self) {
         self.known.clear();
     }

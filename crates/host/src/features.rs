@@ -49,8 +49,8 @@ fn memfd_seals() -> Check {
     }
 }
 
-/// Seals a memory file against new writers, then tries to map it writable. True if the kernel refuses that. The file stays empty: where
-/// the size of files is limited (`RLIMIT_FSIZE`), making it larger would end this program.
+/// Seals a memory file against new writers, then tries to map it writable. True if the kernel refuses that. The file
+/// stays empty: where the size of files is limited (`RLIMIT_FSIZE`), making it larger would end this program.
 fn sealed_memfd_refuses_writers() -> io::Result<bool> {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fcntl_add_seals(&file, SealFlags::FUTURE_WRITE)?;

@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Opens a file, which is made for this user alone where there is none, and locks it. The lock ends with the file. `None`: another
-/// process has held it for longer than `patience`. Between two attempts, `pause` passes.
+/// Opens a file and locks it, with a `pause` between two attempts. A file that does not exist is created for this user
+/// alone. The lock ends when the file is closed. `None`: another process has held the lock for longer than `patience`.
 ///
 /// # Errors
 /// The file cannot be opened or locked.

@@ -1,8 +1,9 @@
 //! Tables of open files: which threads share one.
 
-/// One thread of each table of open files, but for the table of `own`. `share` tells whether two threads have one
-/// table. If it cannot tell, it says no, and a table is in the result twice. A thread that has ended is in the result
-/// by itself. Threads that had its table may then be missing, and the caller has to list the threads again.
+/// One thread for each table of open files that these threads use, but for the table that thread `own` uses. `share`
+/// says whether two threads share one table. If it cannot tell, it says no, and two threads of one table are in the
+/// result. A thread that ends meanwhile may be in the result in place of others that share its table. The caller has to
+/// list the threads again then.
 pub fn one_of_each_table<T: Copy + PartialEq>(
     threads: impl IntoIterator<Item = T>,
     own: Option<T>,

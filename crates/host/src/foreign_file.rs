@@ -1,8 +1,8 @@
 //! Files that another process sent (`SCM_RIGHTS`), and closing them.
 //!
-//! Closing a file may wait for as long as its sender likes. The server of a FUSE file system need not answer, and a peer
-//! need not take what was sent to it (`SO_LINGER`). Closing a socket in which such files wait to be received waits too.
-//! Threads of their own close them, and no other thread waits.
+//! Closing a file may wait for as long as its sender likes. The server of a FUSE file system need not answer, and a
+//! peer need not take what was sent to it (`SO_LINGER`). Closing a socket in which such files wait to be received waits
+//! too. So files from other processes are closed by threads that do nothing else, and no other thread waits.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};

@@ -9,8 +9,8 @@ use crate::mounts::Mount;
 use crate::text;
 use std::path::{Component, Path};
 
-/// The frozen control group that a thread of a process is in, the outermost if there are several. `None`: there is none, or
-/// it cannot be seen from here.
+/// The frozen control group that a thread of a process is in, the outermost if there are several. `None`: there is
+/// none, or it cannot be seen from here.
 pub fn frozen_group(pid: u32, thread: u32) -> Option<String> {
     let groups = text::read(format!("/proc/{pid}/task/{thread}/cgroup")).ok()?;
     find(&groups, &text::read("/proc/self/mountinfo").ok()?)
@@ -39,7 +39,7 @@ fn outermost(group: &str, tree: &Mount<'_>) -> Option<String> {
     Some(Path::new(tree.root).join(found).display().to_string())
 }
 
-/// Whether a group is frozen. The root group has neither file.
+/// Whether a group is frozen. The root group cannot be: it has neither file.
 fn is_frozen(dir: &Path) -> bool {
     let holds = |file, frozen: &[&str]| text::read(dir.join(file)).is_ok_and(|text| frozen.contains(&text.trim()));
     holds("cgroup.freeze", &["1"]) || holds("freezer.state", &["FREEZING", "FROZEN"])

@@ -1,4 +1,4 @@
-//! Being told to end (`SIGINT`, `SIGTERM`, `SIGHUP`) in the middle of work that has to be undone.
+//! Signals to end (`SIGINT`, `SIGTERM`, `SIGHUP`) that are noted, so that work in progress can be undone first.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -10,8 +10,9 @@ extern "C" fn note(signal: libc::c_int) {
     NOTED.store(signal, Ordering::SeqCst);
 }
 
-/// Notes the first signal that tells this process to end, in place of ending at once. A second one of the same kind ends
-/// it. Signals that are ignored, as under `nohup`, stay so. Programs that this process executes are not affected.
+/// From here on, the first signal to end (`SIGINT`, `SIGTERM`, `SIGHUP`) is noted and does not end this process. A
+/// second signal of the same kind does. Signals that are ignored, as under `nohup`, stay ignored. Programs that this
+/// process executes are not affected.
 ///
 /// # Errors
 /// The kernel refused.
@@ -37,7 +38,7 @@ pub fn note_interrupts() -> io::Result<()> {
     Ok(())
 }
 
-/// The signal that told this process to end, after [`note_interrupts`].
+/// The first signal to end that has come since [`note_interrupts`]; `None` if none has.
 pub fn interrupted() -> Option<i32> {
     Some(NOTED.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
 }

@@ -1,7 +1,8 @@
-//! The kernel's own faults in moving pages (`UFFDIO_MOVE`) and in finding written ones (`PAGEMAP_SCAN`), by version.
+//! Known bugs (faults) of the kernel in `UFFDIO_MOVE`, which moves pages, and in `PAGEMAP_SCAN`, which finds written
+//! pages, by kernel version.
 //!
-//! A version is known by its number only. A distribution may have mended a fault without changing the number. For
-//! some branches of stable kernels it is not known which version has the repair. In both cases a fault *may* apply.
+//! Only the version number is known. A distribution may have fixed a bug without changing the number. For some branches
+//! of stable kernels it is not known which version has the fix. In both cases a fault *may* apply.
 
 use serde::Serialize;
 
@@ -35,12 +36,12 @@ pub struct KernelFault {
     pub test: &'static str,
 }
 
-/// The repairs in branches of stable kernels.
+/// In which versions of the stable branches a fault was fixed.
 #[derive(Clone, Copy)]
 enum Stable {
-    /// The first mended version of each branch. Branches that are not listed have the fault.
+    /// The first version of each branch that has the fix. Branches that are not listed have the fault.
     Known(&'static [Version]),
-    /// It is not known which branches have the repair.
+    /// It is not known which branches have the fix.
     Unknown,
 }
 
@@ -57,7 +58,7 @@ struct Row {
     test: &'static str,
 }
 
-/// The fault for which nothing is folded on a host that swaps.
+/// The fault because of which nothing is folded on a host with swap.
 const SWAP_CACHE: &str = "move_swap_cache";
 
 const ROWS: [Row; 12] = [
@@ -164,7 +165,7 @@ const ROWS: [Row; 12] = [
         id: "scan_migration",
         effect: "a page that the kernel migrates may read as not written",
         since: (6, 7),
-        // The repair was made in 2024.
+        // The fix was made in 2024.
         fixed: Some((6, 13)),
         stable: Stable::Unknown,
         avoided_by: "bytes are compared before a page is folded, while nobody can write it",
@@ -210,8 +211,9 @@ impl Row {
     }
 }
 
-/// The version in a release, and whether nothing but the version is in it: then nobody has added repairs of their own.
-/// A candidate (`-rc6`) counts as the version before it, of which repairs are not known.
+/// The version in a release, and whether the release is nothing but the version: then no distribution has added fixes
+/// of its own. A release candidate (`-rc6`) counts as the version before it, with unknown fixes. `None` if this is not
+/// a release.
 fn parse(release: &str) -> Option<(Version, bool)> {
     let mut rest = release;
     let mut numbers = [0_u16; 3];

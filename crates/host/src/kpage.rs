@@ -17,12 +17,13 @@ pub mod kpf {
     pub const ZERO_PAGE: u64 = 1 << 24;
 }
 
-/// Largest distance of two frames that one call reads, in frames: the words between them cost less than another call.
+/// Two frames that are no further apart than this are read by one call: the words between them cost less than another
+/// call.
 const GAP_FRAMES: u64 = 5;
 /// Most words in one read, one for each frame.
 const MOST_FRAMES: u64 = 512;
 
-/// One of the two files.
+/// `/proc/kpageflags` or `/proc/kpagecount`, open.
 #[derive(Debug)]
 pub struct FrameTable {
     file: File,
@@ -78,7 +79,7 @@ impl FrameTable {
     }
 }
 
-/// Length of the run at the beginning of `sorted` that is worth reading in one call.
+/// Number of frames at the beginning of `sorted` that are close enough to each other to be read in one call.
 fn run_length(sorted: &[Pfn]) -> usize {
     let first = sorted[0].0;
     let mut taken = 1;

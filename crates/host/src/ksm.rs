@@ -1,5 +1,5 @@
-//! KSM, the kernel's own merger: `/sys/kernel/mm/ksm` for the host and `/proc/PID/ksm_stat` for a process. Fields
-//! have the kernel's names. A field that a kernel does not have is `None`.
+//! KSM, with which the kernel merges identical pages: `/sys/kernel/mm/ksm` for the host and `/proc/PID/ksm_stat` for a
+//! process. Fields have the kernel's names. A field that a kernel does not have is `None`.
 
 use crate::memory_files::proc_file;
 use crate::{Error, ProcessStat, Result, ThreadCpu, pids};
@@ -66,7 +66,8 @@ impl Ksm {
         Self::read_from(Path::new("/sys/kernel/mm/ksm"))
     }
 
-    /// Memory that merging saves, less ksmd's records, in bytes: the kernel's own account, or the same sum where it has none.
+    /// Memory that merging saves, less ksmd's records, in bytes: the kernel's own account, or the same sum where it has
+    /// none.
     pub fn net_bytes(&self) -> i64 {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let saved = page::pages_to_bytes(self.pages_sharing.saturating_add(self.ksm_zero_pages.unwrap_or(0)));
@@ -98,7 +99,8 @@ impl Ksm {
     }
 }
 
-/// ksmd's thread, and the processor time that it has used since the host started. `None` in a PID namespace, which does not show it.
+/// Processor time that ksmd has used since the host started. `None` if it is not found, as in a PID namespace that does
+/// not show it.
 pub fn ksmd_cpu_time() -> Option<Duration> {
     let is_ksmd = |pid: &u32| {
         let has_name = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "ksmd\n");

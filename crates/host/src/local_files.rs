@@ -1,4 +1,5 @@
-//! Files whose contents never wait for a user: those of file systems that this host's kernel serves by itself.
+//! Files whose contents can be read without waiting for a process or a server: files on file systems that this host's
+//! kernel serves by itself.
 //!
 //! A read of a file of FUSE, 9p or a network file system waits for the server's answer, and the reader cannot be killed
 //! before. A question for the file system's type (`statfs`) waits as well. The kernel's list of mounts tells the type
@@ -33,7 +34,7 @@ const LOCAL: [&str; 20] = [
     "xfs",
     "zfs",
 ];
-/// A file system that is made of directories of others, which are chosen when it is mounted.
+/// A file system that shows directories of other file systems, which are chosen when it is mounted.
 const OVERLAY: &str = "overlay";
 
 /// Devices of local file systems.
@@ -53,7 +54,8 @@ impl LocalFiles {
         Self(all)
     }
 
-    /// Whether pages of a mapping are there, or come from this host alone.
+    /// Whether no page of a mapping has to be fetched from a server: it has no file, its file is memory, or its file
+    /// system is local.
     pub fn hold(&self, mapping: &Mapping) -> bool {
         mapping.inode == 0 || mapping.shmem || self.0.contains(&mapping.device)
     }

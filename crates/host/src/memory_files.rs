@@ -1,8 +1,8 @@
 //! Files of `/proc` about what the threads of a process have in common: its memory, arguments, program and open files.
 //!
-//! `/proc/PID` shows what the first thread has. A program may end that one before the others, as with `pthread_exit` in
-//! `main`, and live on. The first thread then has nothing any more: its files are empty or cannot be opened. The same
-//! files of the other threads show it all.
+//! `/proc/PID` shows what the first thread has. A program may end its first thread before the others, as with
+//! `pthread_exit` in `main`, and live on. The ended thread has no memory and no open files any more: its files in
+//! `/proc` are empty or cannot be opened. The same files of the other threads still show everything.
 
 use crate::ProcessStat;
 use std::fs;
@@ -21,7 +21,8 @@ pub fn file_of(pid: u32, thread: u32, file: &str) -> PathBuf {
     format!("/proc/{pid}/task/{thread}/{file}").into()
 }
 
-/// A thread of process `pid` that has not ended: the first one, for nearly every process, and where none is left.
+/// A thread of process `pid` that has not ended. This is the first thread for nearly every process; it is also returned
+/// if no thread is left.
 pub fn thread_with_memory(pid: u32) -> u32 {
     let has_others = |stat: ProcessStat| stat.has_no_first_thread() && !stat.has_ended();
     if !ProcessStat::of_thread(format!("/proc/{pid}/stat")).is_ok_and(has_others) {

@@ -1,8 +1,8 @@
-//! Memory limits of control groups: the kernel's word on how much memory processes may have.
+//! Memory limits of control groups: how much memory the kernel lets processes have.
 //!
-//! A limit holds for a group and all groups below it. So the most that some processes may have together is a sum over
-//! the tree. A group may have its limit at most. If all of its processes lie in groups below it, it may have no more than
-//! those:
+//! A limit holds for a control group and all groups below it together. So the most that some processes may have
+//! together is a sum over the tree. A group may have as much as its limit. If all of these processes lie in groups
+//! below it, it may have no more than these groups may have together:
 //!
 //! ```text
 //!   /           no limit      1.5 GiB
@@ -12,18 +12,19 @@
 //!   `- other    512 MiB       512 MiB
 //! ```
 //!
-//! Version 1 has the limit in `memory.limit_in_bytes`, version 2 in `memory.max`. On a hybrid host the memory controller is in
-//! one of the trees of version 1.
+//! Version 1 has the limit in `memory.limit_in_bytes`, version 2 in `memory.max`. On a hybrid host the memory
+//! controller is in one of the trees of version 1.
 //!
-//! A process that takes more than its group has left is killed. So pages that become private need room there, too
-//! ([`MemoryLimits::left`]).
+//! If a process takes more memory than is left below the limit, the kernel kills a process of the group. So pages that
+//! become private need room below the limit, too ([`MemoryLimits::left`]).
 
 use crate::mounts::Mount;
 use crate::{Cgroups, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Part of a limit that is never counted on: 1/20. Processes need memory for more than pages that become private.
+/// Part of a limit that never counts as left: 1/20. It is kept for other memory that processes need while pages become
+/// private.
 const KEPT_PART: u64 = 20;
 
 /// The tree of control groups that limits memory.
@@ -41,7 +42,7 @@ pub struct MemoryLimits {
 struct Files {
     limit: &'static str,
     used: &'static str,
-    /// The line of `memory.stat` with file pages that are not in use, those of the groups below included.
+    /// The line of `memory.stat` with inactive file pages of the group and of the groups below it.
     idle: &'static str,
     /// Lines with other memory that the kernel takes back before it ends a process.
     reclaimed: &'static [&'static str],
@@ -80,8 +81,9 @@ pub struct LeftMemory<'a> {
 }
 
 impl LeftMemory<'_> {
-    /// Takes as much of `wanted` bytes as processes of a group can still get. That is the least of what is left to it and
-    /// to all groups that it lies in. Where the kernel does not tell, it is all.
+    /// Takes as much of `wanted` bytes as processes of a group can still get, and returns how much this is: the least
+    /// of what is left to the group and to all groups above it. If the kernel does not tell, all of `wanted` is
+    /// returned.
     pub fn take(&mut self, group: &str, wanted: u64) -> u64 {
         let Some(path) = self.limits.inside(group) else { return wanted };
         for group in path.ancestors() {
@@ -118,8 +120,8 @@ impl MemoryLimits {
         Some(cgroups.memory_path(*self.files == V2).unwrap_or("/").to_owned())
     }
 
-    /// The most memory that processes of all these groups may have together. `None` if those of one of the groups have
-    /// no limit below `ram` bytes, or the kernel does not tell.
+    /// The most memory that processes of all these groups may have together. `None` if the processes of one of these
+    /// groups have no limit below `ram` bytes, or the kernel does not tell.
     pub fn most_bytes(&self, groups: &BTreeSet<String>, ram: u64) -> Option<u64> {
         let mut paths = Vec::new();
         for group in groups {
@@ -130,19 +132,21 @@ impl MemoryLimits {
         (!paths.is_empty()).then(|| self.most_below(Path::new(""), &paths))
     }
 
-    /// The limit that binds processes of a group, and the part of it that they can still get. Of that, 1/20 of the limit is not
-    /// counted. `None` if no limit binds.
+    /// The limit that applies to processes of a group, and how much of it they can still get, without 1/20 of the limit
+    /// that is kept. `None` if no limit below the host's RAM applies.
     pub fn bound_and_left(&self, group: &str) -> Option<(u64, u64)> {
         let limit = self.most_bytes(&BTreeSet::from([group.to_owned()]), crate::ram_bytes())?;
         Some((limit, self.left().take(group, limit)))
     }
 
-    /// Memory that processes of a group can get before the kernel ends one of them, if nothing is swapped out. `None` if no limit binds.
+    /// Memory that processes of a group can still get before the kernel kills one of them, if nothing is swapped out.
+    /// `None` if no limit below the host's RAM applies.
     pub fn room_bytes(&self, group: &str) -> Option<u64> {
         self.bounds(group).into_iter().map(|bound| bound.room).min()
     }
 
-    /// The groups whose limits bind processes of this one. None where the kernel does not tell.
+    /// The control groups whose limits apply to processes of this group: itself, or groups above it. Empty if the
+    /// kernel does not tell.
     pub fn bounds(&self, group: &str) -> Vec<Bound> {
         let all = self.inside(group).into_iter().flat_map(Path::ancestors);
         let limited = all.map(|group| (group, self.limit(group))).filter(|(_, limit)| *limit < crate::ram_bytes());
@@ -184,7 +188,8 @@ impl MemoryLimits {
         (limit - limit / KEPT_PART).saturating_sub(self.needed(group, &[]))
     }
 
-    /// Memory that a group uses, but for idle pages of files, and for these lines of its statistics.
+    /// Memory that a group uses, without idle pages of files, and without the memory in these lines of its
+    /// `memory.stat`.
     fn needed(&self, group: &Path, others: &[&str]) -> u64 {
         let file = |name| text::read(self.at.join(group).join(name));
         let used = file(self.files.used).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
@@ -330,7 +335,8 @@ mod tests {
         }
     }
 
-    /// A tenant that was given a group writes its limit. Sums are the largest number at most, and nothing is left twice.
+    /// A tenant that was given a group writes its limit. Sums are the largest number at most, and nothing is left
+    /// twice.
     #[test]
     fn numbers_of_groups_at_their_ends_overflow_nothing() {
         let ends = ["0", "1", "4503599627370496", "18446744073709551615", "18446744073709551616", "-1", "max"];

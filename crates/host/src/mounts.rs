@@ -34,8 +34,8 @@ impl<'a> Mount<'a> {
 /// Device numbers, as `st_dev` encodes them, of file systems whose files are only memory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemoryDevices {
-    /// The tmpfs and devtmpfs mounts that a process sees, and the kernel's internal mount for memfd, System V and shared
-    /// anonymous memory.
+    /// The tmpfs and devtmpfs mounts that a process sees, and the kernel's internal mount for memfd, System V and
+    /// shared anonymous memory.
     pub tmpfs: HashSet<u64>,
     /// The hugetlbfs mounts that the process sees.
     pub hugetlbfs: HashSet<u64>,
@@ -69,7 +69,7 @@ impl MemoryDevices {
     }
 }
 
-/// Device number of the kernel's internal mount, taken from a memfd that is made for that.
+/// Device number of the kernel's internal mount, read from a memfd that is made to find it out.
 static INTERNAL_MOUNT: LazyLock<Option<u64>> = LazyLock::new(|| {
     let file = memfd_create("pagefold-probe", MemfdFlags::CLOEXEC).ok()?;
     fstat(&file).ok().map(|stat| stat.st_dev)
@@ -86,8 +86,8 @@ pub fn proc_hides_processes() -> bool {
     text::read("/proc/self/mountinfo").is_ok_and(|mountinfo| parse_hides_processes(&mountinfo))
 }
 
-/// Whether process `pid` sees the whole `/proc` of a kernel's namespace, by the kernel's list of its mounts. Nothing is
-/// opened there: a file system that was mounted over `/proc` could make the caller wait.
+/// Whether process `pid` sees the whole `/proc` of some PID namespace, by the kernel's list of the process's mounts.
+/// Nothing is opened there: a file system that was mounted over `/proc` could make the caller wait.
 pub fn has_proc(pid: u32) -> bool {
     text::read(proc_file(pid, "mountinfo")).is_ok_and(|mountinfo| parse_has_proc(&mountinfo))
 }
@@ -134,7 +134,7 @@ pub fn filesystem_of_mount_of(pid: u32, mount: u64) -> Option<u32> {
     (answer == 0).then(|| ask(question)).flatten()
 }
 
-/// The question for a mount's file system, without the mount.
+/// The request to `statmount` for the type of a file system. The mount is still to be filled in.
 const BASIC: mnt_id_req = mnt_id_req { size: 0, spare: 0, mnt_id: 0, param: STATMOUNT_SB_BASIC as u64, mnt_ns_id: 0 };
 
 fn ask(question: mnt_id_req) -> Option<u32> {

@@ -1,8 +1,8 @@
 //! Files that another process names, by its own view of the file systems.
 //!
-//! The process may be hostile. So the way to the file is walked step by step, and no step is taken on a file system that
-//! asks a server. The kernel tells of each step which mount it is on, and of each mount its kind. Symbolic links are not
-//! followed: an absolute one would lead to the caller's own files.
+//! The process may be hostile. So the way to the file is walked step by step, and no step is taken on a file system
+//! that asks a server. The kernel tells of each step which mount it is on, and of each mount its kind. Symbolic links
+//! are not followed: an absolute one would lead to the caller's own files.
 
 use crate::memory_files::proc_file;
 use crate::plain_file::read_found;
@@ -12,7 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use std::io;
 use std::path::{Component, Path};
 
-/// Local file systems: an access asks no server and no other process.
+/// Types of file systems on which an access never waits for a server or another process.
 const LOCAL: [&str; 12] =
     ["bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "rootfs", "squashfs", "tmpfs", "xfs"];
 
@@ -20,13 +20,13 @@ const LOCAL: [&str; 12] =
 /// directory.
 ///
 /// # Errors
-/// It cannot be read, is longer, or is no plain file. Nor is it read on a file system that asks a server, or behind a
-/// symbolic link.
+/// It cannot be read, is longer, or is no plain file. It is not read either if it is on a file system that asks a
+/// server, or if its path has a symbolic link.
 pub fn read_file_of(pid: u32, path: &Path, most: u64) -> Result<Vec<u8>> {
     find(pid, path).and_then(|found| read_found(found, most)).map_err(|e| Error::file("read", path, e))
 }
 
-/// Finds the file, without opening it.
+/// Finds the file that the process names, as an `O_PATH` descriptor.
 fn find(pid: u32, path: &Path) -> io::Result<OwnedFd> {
     let mounts = text::read(proc_file(pid, "mountinfo")).map_err(io::Error::other)?;
     let from = proc_file(pid, if path.is_absolute() { "root" } else { "cwd" });

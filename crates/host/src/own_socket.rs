@@ -22,8 +22,8 @@ pub fn own_socket(path: &Path, uid: u32) -> PathBuf {
 }
 
 impl Seqpacket {
-    /// Connects to the service that listens at `path`, by the caller's own socket if there is one. In a user namespace, a process does not
-    /// know the user that the host takes it for, and finds none.
+    /// Connects to the service that listens at `path`, by the caller's own socket if there is one. In a user namespace,
+    /// a process does not know its uid on the host, and does not find its own socket.
     ///
     /// # Errors
     /// No process listens there, the caller may not connect, or its own queue is full.

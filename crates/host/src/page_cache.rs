@@ -1,4 +1,5 @@
-//! The page cache of a file: its pages in memory, their frames and their content. Looking brings in no further pages.
+//! The page cache of a file: its pages in memory, their frames and their content. Looking at them brings no further
+//! pages of the file into memory.
 //!
 //! The kernel reads ahead. A read or a touch of a missing page, or of one that the kernel has marked, makes it read
 //! more of the file. `preadv2(RWF_NOWAIT)` does so too, although it does not wait for the result. The file is
@@ -15,8 +16,8 @@ use std::ffi::c_void;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Pages looked up by one `mincore`, at one byte each: few, because disk images may be terabytes large and hardly
-/// cached.
+/// Pages that one `mincore` looks up: 2^18, or 1 GiB. It takes a byte for each, and a disk image may have terabytes of
+/// which little is cached.
 const PIECE_PAGES: usize = 1 << 18;
 
 /// A file, opened to look at its page cache. The addresses of its pages are offsets in the file.
@@ -29,7 +30,7 @@ pub struct CachedFile {
     pub inode: u64,
     /// The user that owns the file.
     owner: u32,
-    /// The whole file, mapped; it is touched only where its pages are resident.
+    /// The mapping of the whole file. It is touched only where the file's pages are in memory.
     map: *mut c_void,
     bytes: usize,
     pagemap: Pagemap,

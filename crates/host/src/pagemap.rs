@@ -28,12 +28,12 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Flag of `PAGEMAP_SCAN`: protects the pages found, so that their next write is noted, and skips mappings not
-/// registered for that.
+/// Flag of `PAGEMAP_SCAN`: write-protects the pages found, so that the kernel notes their next write, and skips
+/// mappings in which it does not note writes.
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 
-/// The pages that a scan looks for: in all of the categories `all`, and in none of the categories `none`. If there are categories in `any`
-/// or `lacks`, a page must be in one of the former, or lack one of the latter.
+/// The pages that a scan looks for: in all of the categories `all`, and in none of the categories `none`. If there are
+/// categories in `any` or `lacks`, a page must be in one of the former, or lack one of the latter.
 #[derive(Clone, Copy, Default)]
 struct Query {
     flags: u64,
@@ -43,7 +43,7 @@ struct Query {
     lacks: u64,
 }
 
-/// Private pages of a process, by what is to be done about them; see [`Pagemap::survey`]. Ranges are ordered.
+/// Present private pages of a process in three lists of ordered ranges; see [`Pagemap::survey`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// As [`Pagemap::unwatched_ranges`].
@@ -54,9 +54,9 @@ pub struct Survey {
     pub huge: Vec<PageRange>,
 }
 
-/// Entries read in one piece on kernels without `PAGEMAP_SCAN`, one for each page.
+/// Number of entries (one for each page) that are read in one piece on kernels without `PAGEMAP_SCAN`.
 const READ_AT_ONCE_PAGES: u64 = 1 << 16;
-/// Most regions fetched by one `PAGEMAP_SCAN`: the kernel allocates memory for them in each call.
+/// Most regions that one `PAGEMAP_SCAN` returns. The kernel allocates memory for so many in each call.
 const REGIONS_A_CALL: usize = 128;
 
 /// The pagemap's entry of one page.
@@ -84,12 +84,13 @@ impl PagemapEntry {
         self.0 >> 56 & 1 == 1
     }
 
-    /// Present and write-protected by a userfaultfd, which is told of the next write to the page, or notes it.
+    /// Present and write-protected through a userfaultfd: the next write is reported to the userfaultfd, or noted by
+    /// the kernel.
     pub const fn write_protected(self) -> bool {
         self.present() && self.0 >> 57 & 1 == 1
     }
 
-    /// In swap. An absent page whose next write is to be noted looks the same.
+    /// In swap. A page that is not present and whose next write the kernel is to note looks the same.
     pub const fn swapped(self) -> bool {
         self.0 >> 62 & 1 == 1
     }
@@ -137,17 +138,18 @@ impl Pagemap {
         Ok(Self { file, path })
     }
 
-    /// Opens the pagemap of the calling process. It takes no number, which may be another process's in `/proc`.
+    /// Opens the pagemap of the calling process. It does not go by the pid, which may be another process's in this
+    /// `/proc`.
     ///
     /// # Errors
-    /// There is no `/proc`, or this process has given up the right.
+    /// There is no `/proc`, or this process has given up the right to read its pagemap.
     pub fn own() -> Result<Self> {
         let path = PathBuf::from("/proc/thread-self/pagemap");
         let file = File::open(&path).map_err(|e| Error::file("open", &path, e))?;
         Ok(Self { file, path })
     }
 
-    /// A pagemap that another process has opened, and handed on.
+    /// A pagemap that another process has opened and handed on to this one.
     pub fn handed(file: OwnedFd) -> Self {
         Self { file: file.into(), path: PathBuf::from("a pagemap that was handed on") }
     }
@@ -183,7 +185,8 @@ impl Pagemap {
 
     /// Whether the address space that this was opened on still exists.
     pub fn is_alive(&self) -> bool {
-        // An address space that no process uses reads as empty; a live one yields at least the entry of page 1.
+        // The pagemap of an address space that no process uses any more reads as empty. Otherwise at least the entry of
+        // page 1 can be read.
         let mut word = [0; 8];
         matches!(self.file.read_at(&mut word, 8), Ok(8))
     }
@@ -247,7 +250,7 @@ impl Pagemap {
         )
     }
 
-    /// The pages that [`Pagemap::take_written`] would take, which stay noted.
+    /// The pages that [`Pagemap::take_written`] would return. They are returned by later calls, too.
     ///
     /// # Errors
     /// The kernel refused.
@@ -281,7 +284,7 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT, none: PAGE_IS_PFNZERO | PAGE_IS_HUGE, ..Query::default() })
     }
 
-    /// Small present pages that are the process's own, as opposed to a file's.
+    /// Small present pages that are private, and not a file's.
     ///
     /// # Errors
     /// The kernel refused.
@@ -306,8 +309,8 @@ impl Pagemap {
         self.scan(start, end, Query { all: PAGE_IS_PRESENT | PAGE_IS_HUGE, none: PAGE_IS_PFNZERO, ..Query::default() })
     }
 
-    /// Present pages that are the process's own, as opposed to a file's. Pages in swap are left out: in mappings of a
-    /// file they look like absent pages whose next write is to be noted.
+    /// Present pages that are private, and not a file's. Pages in swap are left out: in mappings of a file they look
+    /// like pages that are not present and whose next write is to be noted.
     ///
     /// # Errors
     /// The kernel refused.
@@ -390,7 +393,7 @@ impl Pagemap {
     }
 }
 
-/// Adds a region to ordered ranges. It is behind all of them.
+/// Adds a region to ordered ranges. The region must lie behind all of them.
 fn append(ranges: &mut Vec<PageRange>, region: &page_region) {
     let pages = (region.end - region.start) >> PAGE_SHIFT;
     match ranges.last_mut() {

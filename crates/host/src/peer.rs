@@ -38,8 +38,8 @@ impl Peer {
 fn credentials(socket: impl AsFd) -> io::Result<libc::ucred> {
     let mut ucred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes a `ucred` to `ucred`, whose size is in `length`; both are exclusively borrowed. Any numbers are
-    // valid there.
+    // SAFETY: the kernel writes a `ucred` to `ucred`, whose size is in `length`; both are exclusively borrowed. Any
+    // numbers are valid there.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

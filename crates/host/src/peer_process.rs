@@ -36,7 +36,8 @@ impl PeerProcess {
         let peer = socket.peer()?;
         let pidfd = peer_pidfd(socket)?;
         let stat = ProcessStat::read(peer.pid).map_err(|e| io::Error::other(e.to_string()))?;
-        // No other process can have its pid before its end, so `stat` was about it.
+        // No other process can have the pid before this process ends. It has not ended by now, so `stat` was of this
+        // process.
         if has_ended(&pidfd)? {
             return Err(io::Error::other(format!("process {} has ended", peer.pid)));
         }
@@ -44,8 +45,8 @@ impl PeerProcess {
     }
 }
 
-/// Where the process that connected has its program's code and its first stack ([`ProcessStat::layout`]). Forked processes
-/// have their parent's. `None` if the process has ended, or may not be looked at.
+/// Addresses of the code and of the first stack of the process that connected ([`ProcessStat::layout`]). A forked
+/// process has the same ones as its parent. `None` if the process has ended, or the caller may not read them.
 pub fn peer_layout(socket: &Seqpacket) -> Option<(u64, u64)> {
     let (pid, pidfd) = (socket.peer().ok()?.pid, peer_pidfd(socket).ok()?);
     let layout = ProcessStat::read(pid).ok()?.layout;
@@ -54,8 +55,8 @@ pub fn peer_layout(socket: &Seqpacket) -> Option<(u64, u64)> {
 
 /// The pagemap of the process that connected.
 ///
-/// It is opened once and stays with the address space of that moment. It reads as empty once that address space is
-/// gone.
+/// The pagemap is opened once, and stays with the address space that the process has at that moment. It reads as empty
+/// once this address space is gone.
 #[derive(Debug)]
 pub struct PeerPages {
     pagemap: Pagemap,

@@ -8,8 +8,8 @@ pub fn memory_stalled_percent() -> Option<f64> {
     stalled(&text::read("/proc/pressure/memory").ok()?)
 }
 
-/// Part of the last 10 s in which some task waited for a processor, in percent (`/proc/pressure/cpu`). `None` on kernels
-/// without PSI.
+/// Part of the last 10 s in which some task waited for a processor, in percent (`/proc/pressure/cpu`). `None` on
+/// kernels without PSI.
 pub fn cpu_waited_percent() -> Option<f64> {
     stalled(&text::read("/proc/pressure/cpu").ok()?)
 }
@@ -25,7 +25,7 @@ fn stalled(text: &str) -> Option<f64> {
 }
 
 fn high(text: &str) -> Option<u64> {
-    // A watermark is a line "high N"; those of per-processor lists have a colon.
+    // A zone's watermark is a line "high N". Lines about per-processor lists have a colon ("high: N").
     let pages = text.lines().filter_map(|line| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok());
     pages.reduce(u64::saturating_add).map(page::pages_to_bytes)
 }

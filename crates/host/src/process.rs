@@ -27,7 +27,7 @@ pub struct Process {
     pub cmdline: Vec<String>,
     /// The file of its program; `None` where the caller may not know it.
     pub exe: Option<PathBuf>,
-    /// The user who has made that file, and may write it; `None` where the caller may not know.
+    /// The user who owns the program's file, and so may write it; `None` where the caller may not know.
     pub exe_owner: Option<u32>,
     /// Effective user, whose rights it has.
     pub uid: u32,
@@ -98,14 +98,16 @@ impl Process {
 
 /// Right of others to write a file.
 const OTHERS_WRITE: u16 = 0o002;
-/// Stand-in for a file owner that a file system's server names, and not the kernel: no user.
+/// Stands for the owner of a program's file that others than its owner may have written, or whose owner the server of a
+/// file system names: no user.
 const NOBODYS: u32 = u32::MAX;
 /// `f_type` of FUSE, whose server can name any owner of a file.
 const FUSE: u32 = 0x6573_5546;
 /// `STATX_MNT_ID_UNIQUE`, from Linux 6.8 on.
 const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(1 << 14);
 
-/// The owner of the program's file, by the kernel alone: the file's system is not asked, because a user's own need not answer.
+/// The owner of the program's file, as the kernel knows it without asking the file system: a user's own (FUSE) need not
+/// answer.
 fn owner_of_program(pid: u32) -> Option<u32> {
     let wanted = StatxFlags::UID | StatxFlags::MODE | UNIQUE_MOUNT;
     let found = statx(CWD, proc_file(pid, "exe"), AtFlags::STATX_DONT_SYNC, wanted).ok()?;
@@ -115,8 +117,8 @@ fn owner_of_program(pid: u32) -> Option<u32> {
     Some(if is_anybodys { NOBODYS } else { found.stx_uid })
 }
 
-/// The effective user of process `pid`. Unlike [`Process::read`] it never waits for the process, whose memory it does not
-/// touch.
+/// The effective user of process `pid`. Unlike [`Process::read`] it never waits for the process, whose memory it does
+/// not touch.
 ///
 /// # Errors
 /// [`Error::is_gone`] and [`Error::is_denied`].
@@ -124,7 +126,8 @@ pub fn effective_uid(pid: u32) -> Result<u32> {
     Ok(parse_uid(&text::read(format!("/proc/{pid}/status"))?).unwrap_or(u32::MAX))
 }
 
-/// The processes that process `pid` has forked, and that it has inherited from those which have ended. None if it is gone.
+/// The children of process `pid`: those that it has forked, and those that became its children when their parents
+/// ended. Empty if the process is gone.
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let listed = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
@@ -132,7 +135,8 @@ pub fn children(pid: u32) -> Vec<u32> {
     lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Whether process `pid` runs a program with this file name. One that has ended does not. `None` if the caller may not know.
+/// Whether process `pid` runs a program with this file name. `Some(false)` also if the process has ended; `None` if the
+/// caller may not know.
 pub fn runs_program(pid: u32, name: &str) -> Option<bool> {
     match fs::read_link(proc_file(pid, "exe")) {
         Ok(exe) => Some(Process { exe: Some(exe), ..Process::default() }.program() == name),
@@ -175,7 +179,7 @@ impl MemoryCounters {
         Ok(Self { resident_pages: field(1), file_pages: field(2), ksm_pages })
     }
 
-    /// The largest change of a counter since an earlier look, in pages.
+    /// The largest change of a counter since these earlier ones, in pages.
     pub fn change_since(&self, before: &Self) -> u64 {
         let changes = [
             self.resident_pages.abs_diff(before.resident_pages),

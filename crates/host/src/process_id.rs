@@ -21,8 +21,8 @@ const PF_FORKNOEXEC: u64 = 0x40;
 /// Fields of `/proc/PID/stat`. Times are in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// State of the first thread, one letter: `R` running, `S` sleeping, `Z` ended, and so on. The first thread is listed
-    /// until the others have ended and the parent has collected the process.
+    /// State of the first thread, one letter: `R` running, `S` sleeping, `Z` ended, and so on. The first thread is
+    /// listed until the others have ended and the parent has collected the process.
     pub state: u8,
     /// The parent's pid; 0 for none.
     pub parent: u32,
@@ -43,8 +43,8 @@ pub struct ProcessStat {
     pub loading: bool,
     /// Whether it was forked and has executed no program since.
     pub forked: bool,
-    /// Addresses of its code and of its first stack, which the kernel draws by lot for each program that is executed. A
-    /// forked child has its parent's. `None` if the caller may not trace the process.
+    /// Addresses of its code and of its first stack, which the kernel chooses at random for each program that is
+    /// executed. A forked child has the same ones as its parent. `None` if the caller may not trace the process.
     pub layout: Option<(u64, u64)>,
     /// How it ended, as `waitpid` has it; 0 before, and if the caller may not trace the process.
     pub wait_status: i32,
@@ -104,7 +104,8 @@ impl ProcessStat {
         }))
     }
 
-    /// Reads the `stat` of one thread. Its start time is its own, and its CPU time, too, unless the path is the process's.
+    /// Reads the `stat` file of one thread. Start time and CPU time are the thread's; CPU time is the whole process's
+    /// if the path is `/proc/PID/stat`.
     pub(crate) fn of_thread(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         Self::parse(&text::read(&path)?).ok_or_else(|| Error::Malformed {

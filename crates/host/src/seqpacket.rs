@@ -30,15 +30,16 @@ use std::path::{Path, PathBuf};
 /// Most file descriptors that are sent in one frame.
 pub const MOST_FDS: usize = 64;
 
-/// Most file descriptors that the kernel puts into one frame (`SCM_MAX_FD`). Room for fewer would have it close the
-/// others while a frame is received.
+/// Most file descriptors that the kernel puts into one frame (`SCM_MAX_FD`). If a receiver left room for fewer, the
+/// kernel would close the others while it receives a frame.
 const KERNELS_MOST_FDS: usize = 253;
 
 /// Socket option (Linux 6.16) that says whether files may be sent to a socket; it is not in every libc's headers. A
 /// connection has it from the socket that listened.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Most connections that wait to be accepted. All agents of a host may connect at the same time.
+/// Most connections that the kernel queues before they are accepted (`listen`). All agents of a host may connect at the
+/// same time.
 const BACKLOG: i32 = 1024;
 
 /// Outcome of an attempt to receive a frame.
@@ -69,7 +70,7 @@ pub struct Seqpacket {
     refuses_files: bool,
 }
 
-/// A socket, with who closes it.
+/// A socket, and whether the thread that drops it closes it (`Here`) or another thread (`Elsewhere`).
 #[derive(Debug)]
 enum Closed {
     Here(OwnedFd),
@@ -108,7 +109,7 @@ impl Seqpacket {
         Self { socket, refuses_files }
     }
 
-    /// Takes files from here on. The caller closes the socket, and may have to wait then.
+    /// Lets the peer send files from here on. Closing the socket is then up to the caller, who may have to wait for it.
     pub fn take_files(self) -> Self {
         let socket = OwnedFd::from(self);
         // A kernel that does not know the option takes files anyway.
@@ -116,8 +117,8 @@ impl Seqpacket {
         Self::from(socket)
     }
 
-    /// Sends a frame and copies of `fds`, whole or not at all. False if nothing was sent because the peer has too many
-    /// unread frames.
+    /// Sends a frame and copies of `fds`, whole or not at all. False if nothing was sent, because the peer has too many
+    /// unread frames or the kernel is short of memory.
     ///
     /// # Errors
     /// The peer has closed the connection or refuses files (`PermissionDenied`), or `fds` has more than [`MOST_FDS`].
@@ -145,7 +146,7 @@ impl Seqpacket {
     pub fn receive_bare(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut nothing = RecvAncillaryBuffer::default();
         if !self.refuses_files {
-            // A look takes nothing out, so nothing is closed.
+            // `PEEK` takes no frame out of the socket, so the kernel closes no files.
             let look = recv(self, &mut [0], &mut nothing, RecvFlags::PEEK)?;
             if look.is_some_and(|look| look.flags.contains(ReturnFlags::CTRUNC)) {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent files"));
@@ -226,7 +227,8 @@ pub struct SeqpacketListener {
 }
 
 impl SeqpacketListener {
-    /// Listens at `path`, in the place of a previous listener. `files` goes for each connection.
+    /// Listens at `path`, in the place of a previous listener. `files` says whether peers may send files; it applies to
+    /// each connection.
     ///
     /// # Errors
     /// The directory is missing, or the caller may not write to it.
@@ -234,7 +236,8 @@ impl SeqpacketListener {
         let attempt = || {
             let socket = new_socket()?;
             if files == Files::Refused {
-                // On a kernel that does not know the option, each connection is treated with care.
+                // On a kernel that does not know the option, each connection is closed by another thread
+                // ([`Closed::Elsewhere`]).
                 let _ = set_passes_rights(&socket, false);
             }
             match rustix::fs::unlink(path) {
@@ -248,7 +251,7 @@ impl SeqpacketListener {
         attempt().map_err(|e: Errno| Error::file("listen at", path, e))
     }
 
-    /// The next connection, if one waits. Its other end is not trusted.
+    /// Accepts the next connection; `None` if none waits. Its other end is not trusted.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -265,7 +268,7 @@ impl SeqpacketListener {
         &self.path
     }
 
-    /// The path that the kernel has noted when the socket was bound, if it can be found from everywhere.
+    /// The path to which the socket was bound, from the kernel; `None` if it is not absolute.
     pub fn address(&self) -> Option<PathBuf> {
         let address = SocketAddrUnix::try_from(getsockname(&self.socket).ok()?).ok()?;
         let path = PathBuf::from(OsStr::from_bytes(address.path_bytes()?));

@@ -1,19 +1,19 @@
-//! Places for connections, shared among users, so that no user can take those of others.
+//! Places for connections, shared among users, so that no user can take the places of others.
 //!
 //! ```text
 //!   |-- root's --|---------- users with a claim, equal shares ----------|-- all others --|
 //! ```
 //!
-//! Root also gets whatever is free. One person may have many users. All users of one line of `/etc/subuid` (subordinate
-//! ids) have one share together. Otherwise a person with members of 65,536 users would leave a single place to others.
-//! Lines of root are left out, because root gives their users to containers of different people. Subordinate ids of
-//! other sources are not known. All users without a claim together have a bound too.
+//! Root also gets all places that are free. One person may have many uids. All uids of one line of `/etc/subuid`
+//! (subordinate ids) have one share together. Otherwise a person with members of 65,536 uids would leave hardly any
+//! place to others. Lines of root are left out, because root gives their uids to containers of different people.
+//! Subordinate ids that are not in this file are not known. All users without a claim together have a bound too.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-/// The places of a socket.
+/// How the places for connections at a socket are shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
     /// All places.
@@ -50,13 +50,13 @@ impl Ranges {
         Self(text.lines().filter_map(range).collect())
     }
 
-    /// The user that this one counts as.
+    /// The uid as which this one counts.
     fn one(&self, uid: u32) -> u32 {
         self.0.iter().find(|(first, last)| (*first..=*last).contains(&uid)).map_or(uid, |(first, _)| *first)
     }
 }
 
-/// The user that this one counts as: the first of its line of `/etc/subuid`.
+/// The uid as which this one counts: the first of its line of `/etc/subuid`, or itself.
 pub fn one_user(uid: u32) -> u32 {
     Ranges::of_host().one(uid)
 }
@@ -80,8 +80,8 @@ fn in_turn_by(ranges: &Ranges, users: impl Iterator<Item = u32>, most: usize) ->
 }
 
 impl Shares {
-    /// Whether another connection of user `uid` gets a place. `taken` are the users of all connections that have one, and
-    /// `claims` are the users with a claim.
+    /// Whether another connection of user `uid` gets a place. `taken` are the users of all connections that have one,
+    /// and `claims` are the users with a claim.
     pub fn have_room(&self, uid: u32, claims: &BTreeSet<u32>, taken: impl Iterator<Item = u32> + Clone) -> bool {
         self.have_room_by(Ranges::of_host(), uid, claims, taken)
     }
@@ -119,7 +119,7 @@ impl Shares {
 mod tests {
     use super::*;
 
-    /// The users of the first line had all places, since their numbers are the lowest.
+    /// Regression: uids of the first line got all places, because their numbers are the lowest.
     #[test]
     fn users_of_one_line_leave_places_to_others() {
         let ranges = Ranges::of("ann:1000:500\nbob:2000:500\nroot:3000:500\n");
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(crowd(0, &claims, &mut taken), 10);
     }
 
-    /// A person with members of many users left another one a single place.
+    /// Regression: a person with members of many uids left a single place to another person.
     #[test]
     fn subordinate_users_have_one_share() {
         let ranges = Ranges::of("mallory:100000:65536\n# none\nroot:300000:65536\ncarol:0:9\nbob:200000:0\n");

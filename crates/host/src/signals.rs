@@ -21,8 +21,8 @@ pub struct Signals(OwnedFd);
 const CAUGHT: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGHUP];
 
 impl Signals {
-    /// Begins to catch `SIGTERM`, `SIGINT`, `SIGCHLD` and `SIGHUP`. Must be called before the process has other threads.
-    /// Children inherit the mask that blocks these signals: see [`let_signals_through`].
+    /// Begins to catch `SIGTERM`, `SIGINT`, `SIGCHLD` and `SIGHUP`. Must be called before the process has other
+    /// threads. Children inherit the mask that blocks these signals: see [`let_signals_through`].
     ///
     /// # Errors
     /// No file descriptors are left.

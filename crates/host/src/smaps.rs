@@ -140,7 +140,7 @@ impl Mapping {
         Self::read(pid, "smaps")
     }
 
-    /// Parses the saved text of a `smaps`. [`Mapping::shmem`] is then told by the file's name alone.
+    /// Parses the saved text of a `smaps`. [`Mapping::shmem`] then depends on the file's name alone.
     ///
     /// # Errors
     /// [`Error::Malformed`]
@@ -167,19 +167,19 @@ impl Mapping {
         Ok(mappings)
     }
 
-    /// The link in `/proc/PID/map_files` to the file that process `pid` maps here. Opening the link opens that very file,
-    /// even if it has no name any more.
+    /// The link in `/proc/PID/map_files` to the file that process `pid` maps here. Opening the link opens that very
+    /// file, even if it has no name any more.
     pub fn file_path(&self, pid: u32) -> PathBuf {
         format!("/proc/{}/map_files/{:x}-{:x}", thread_with_memory(pid), self.start.0, self.end.0).into()
     }
 
-    /// Whether it maps a memory file (`memfd_create`). The name alone is no proof: a file on disk, or one that a program serves, may
-    /// have it.
+    /// Whether it maps a memory file (`memfd_create`). The name alone is no proof: a file on disk, or one that a
+    /// program serves, may have it.
     pub fn is_memory_file(&self) -> bool {
         self.name.starts_with("/memfd:") && crate::mounts::internal_mount() == Some(self.device)
     }
 
-    /// Whether it maps a device or the kernel's own data rather than memory. That is told by the name, but for hugetlbfs,
+    /// Whether it maps a device or the kernel's own data rather than memory. The name decides, except for hugetlbfs,
     /// which may be mounted anywhere below `/dev`.
     pub fn is_device(&self) -> bool {
         const MEMORY: [&str; 3] = ["/dev/zero", "/dev/shm/", "/dev/hugepages/"];
@@ -300,8 +300,8 @@ fn hex(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Sets [`Mapping::shmem`] and [`Mapping::hugetlb`]. A file is only memory if it has a name that the kernel gives to such
-/// files, or is on a tmpfs or hugetlbfs.
+/// Sets [`Mapping::shmem`] and [`Mapping::hugetlb`]. A file is only memory if it has a name that the kernel gives to
+/// such files, or is on a tmpfs or hugetlbfs.
 fn mark_shmem(mappings: &mut [Mapping], devices: &MemoryDevices) {
     const NAMES: [&str; 5] = ["/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage"];
     for m in mappings.iter_mut().filter(|m| m.has_file() || m.name.starts_with("[anon_shmem:")) {

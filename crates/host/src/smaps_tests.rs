@@ -154,7 +154,8 @@ fn mappings_add_up_to_totals_of_smaps_rollup() {
         let line = rollup.lines().find(|l| l.split(':').next() == Some(key)).unwrap();
         line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     };
-    // The fork may still touch a page or two, and others map the same libraries, some for a moment: both change the proportional set.
+    // The fork may still touch a page or two, and others map the same libraries, some for a moment: both change the
+    // proportional set.
     let mut tries = 0..100;
     let (usage, maps, rollup) = loop {
         let before = rollup();

@@ -25,13 +25,13 @@ impl SocketKind {
         let family = i32::from(socket_domain(&file)?.as_raw());
         let is_inet = family == libc::AF_INET || family == libc::AF_INET6;
         let handler = if is_inet { tcp_handler(&file) } else { [0; HANDLER_BYTES] };
-        // Multipath TCP is a handler of that kind, and changes nothing of what is received.
+        // Multipath TCP is a `TCP_ULP` handler, too, and does not change what is received.
         let plain = handler.iter().all(|byte| *byte == 0) || handler.starts_with(b"mptcp");
         Ok(Self { family: family as u16, transformed: !plain })
     }
 }
 
-/// The name of what handles a TCP socket's contents, zeros if nothing does.
+/// The name of a TCP socket's `TCP_ULP` handler; zeros if it has none.
 fn tcp_handler(file: &impl AsFd) -> [u8; HANDLER_BYTES] {
     let mut name = [0_u8; HANDLER_BYTES];
     let mut length = HANDLER_BYTES as libc::socklen_t;

@@ -78,7 +78,8 @@ pub fn swapped_pages() -> Result<u64> {
     Ok(text.lines().filter_map(of).fold(0, u64::saturating_add))
 }
 
-/// Memory that is left for other programs unless configured: 1/20 of the host's, and 1 GiB at most.
+/// Memory that Pagefold leaves to other programs unless configured otherwise: 1/20 of the host's RAM, and 1 GiB at
+/// most.
 pub fn usual_reserve_bytes() -> u64 {
     (ram_bytes() / 20).min(1 << 30)
 }
@@ -108,14 +109,14 @@ pub fn boot_clock_s() -> u64 {
     u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or(0)
 }
 
-/// Milliseconds since the machine started, by the same clock.
+/// Milliseconds since this machine started, by the same clock as [`boot_clock_s`].
 pub fn boot_clock_ms() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let [seconds, nanoseconds] = [time.tv_sec, time.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
     seconds * 1000 + nanoseconds / 1_000_000
 }
 
-/// The id of this start of the machine: 36 characters, another for each.
+/// The id that the kernel draws at each start of the machine (`boot_id`): 36 characters.
 ///
 /// # Errors
 /// `/proc` is not there.

@@ -19,7 +19,7 @@ pub struct ThreadCpu {
 }
 
 impl ThreadCpu {
-    /// All threads of a process. Threads that have ended are missing, with the time that they used.
+    /// All threads of a process. Threads that have ended are missing, and the processor time that they used is, too.
     ///
     /// # Errors
     /// [`Error::is_gone`] when the process has ended.

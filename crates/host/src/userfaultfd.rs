@@ -17,10 +17,11 @@ const USERFAULTFD_IOC_NEW: libc::Ioctl = ioctl_number(0, 0, 0);
 pub const UFFDIO_API: libc::Ioctl = ioctl_number(3, size_of::<uffdio_api>(), 0x3f);
 const _: () = assert!(UFFDIO_API as u32 == 0xc018_aa3f);
 
-/// The device that this process was lent.
+/// An open `/dev/userfaultfd` that another process has given to this one.
 static LENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Opens a userfaultfd: by the device that was lent, by the system call, or by the device where that is not permitted.
+/// Opens a userfaultfd: through the device that was lent ([`lend_userfaultfd_device`]) if there is one, else by the
+/// system call. If this is not permitted, through `/dev/userfaultfd`.
 ///
 /// # Errors
 /// The kernel has no userfaultfd, or the caller may not use it.
@@ -38,7 +39,7 @@ pub fn open_userfaultfd() -> io::Result<OwnedFd> {
     }
 }
 
-/// The device that makes userfaultfds, for a process that has it, or gets it from one that has.
+/// Opens `/dev/userfaultfd`, through which userfaultfds can be made.
 ///
 /// # Errors
 /// There is none, or the caller may not use it.

@@ -1,8 +1,9 @@
 //! Whether the kernel shows a process's memory to the process's own user, and if not, why.
 //!
 //! The files of a process in `/proc` that show its memory belong to its user. They belong to root when the process is
-//! not *dumpable* (`proc(5)`, `PR_SET_DUMPABLE` in `prctl(2)`). The kernel keeps one flag and no reason for it. It also keeps
-//! the auxiliary vector: which user executed the program, and with whose rights. A fork inherits both.
+//! not *dumpable* (`proc(5)`, `PR_SET_DUMPABLE` in `prctl(2)`). The kernel keeps this flag, but not the reason for it.
+//! The reason is found by the auxiliary vector, which says which user executed the program, and with whose rights. A
+//! fork inherits both.
 //!
 //! | the program was executed by | with the rights of | its user is | why it is hidden |
 //! |---|---|---|---|
@@ -10,10 +11,11 @@
 //! | a user | another one, or another group's | any | it is privileged (setuid, setgid) |
 //! | a user | that user | the same | it has asked for that (`ssh-agent`), or has capabilities of its file |
 //!
-//! Root is that of the user namespace in which the program was executed. The first row says that the kernel has hidden
-//! the process, whatever it has asked for besides.
+//! Root means the root of the user namespace in which the program was executed. In the first row, the kernel has hidden
+//! the process, even if the process has also asked for it.
 //!
-//! A process can change its auxiliary vector (`PR_SET_MM_MAP`). That changes only how its own memory is judged.
+//! A process can change its auxiliary vector (`PR_SET_MM_MAP`). This affects only what this module says about that
+//! process.
 
 use crate::memory_files::proc_file;
 use crate::process::effective_uid;
@@ -49,8 +51,8 @@ impl Visibility {
 }
 
 impl Pagemap {
-    /// Opens the pagemap of a process that has given up root's rights. The pagemap is of the very program that was
-    /// judged.
+    /// Opens the pagemap of a process that has given up root's rights. `None` if it is no such process. The pagemap is
+    /// certain to be of the program that was checked.
     ///
     /// # Errors
     /// The process is gone, or has executed another program meanwhile.
@@ -58,7 +60,8 @@ impl Pagemap {
         Self::open_before(pid, || ())
     }
 
-    /// See [`Self::open_given_up`]. `meanwhile` runs between opening and judging.
+    /// See [`Self::open_given_up`]. Tests pass a function `meanwhile`, which runs after the pagemap was opened and
+    /// before the process is checked.
     fn open_before(pid: u32, meanwhile: impl FnOnce()) -> Result<Option<Self>> {
         let before = AuxiliaryVector::of(pid)?;
         let pagemap = Self::open(pid)?;
@@ -112,7 +115,7 @@ mod tests {
     fn program_of_root_with_another_user_has_given_up_roots_rights() {
         let given_up = |by, rights, user| has_given_up_root(&AuxiliaryVector::from_bytes(&vector(by, rights)), user);
         assert!(given_up(0, 0, Some(33)) && given_up(0, 0, None));
-        // It is root still, in its namespace; a user has executed it; it is setuid.
+        // The process is still root in its namespace; a user has executed the program; the program is setuid.
         let others = [(0, 0, Some(0)), (33, 33, Some(33)), (33, 33, Some(34)), (33, 0, Some(33)), (0, 33, Some(33))];
         assert!(others.iter().all(|(by, rights, user)| !given_up(*by, *rights, *user)));
         let whole = vector(0, 0);

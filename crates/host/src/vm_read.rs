@@ -1,9 +1,9 @@
 //! Reading the memory of another process, without changing it.
 //!
-//! There are two ways, and the fast one has a trap. `process_vm_readv` *pins* the pages that it copies. A
+//! There are two ways, and the fast one has a side effect: `process_vm_readv` *pins* the pages that it copies. A
 //! private page may be shared by several processes (after `fork`, or through KSM). To pin it, the kernel first gives
-//! the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19). Reading would then undo the sharing that a census wants
-//! to see, and cost the host memory.
+//! the process a copy of its own (`FAULT_FLAG_UNSHARE`, since Linux 5.19). Reading would then undo the sharing that a
+//! census wants to see, and cost the host memory.
 //!
 //! | | `process_vm_readv` | `/proc/PID/mem` |
 //! |---|---|---|

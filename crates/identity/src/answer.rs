@@ -1,4 +1,4 @@
-//! The helper's line.
+//! The helper's answer: a line that says what the guest is after the repairs.
 
 use crate::request::time;
 use crate::words::Words;
@@ -25,7 +25,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The line, on a line of its own.
+    /// The answer as text. A newline in front of it ends what was written to the device before.
     pub fn line(&self) -> String {
         let ascii = |text: &str| text.replace(|c: char| !c.is_ascii(), "?");
         let plain = |text: &str| ascii(text).split_ascii_whitespace().collect::<Vec<_>>().join("-");
@@ -43,7 +43,7 @@ impl Answer {
         line
     }
 
-    /// Reads a line; `None` if it is none of a helper's.
+    /// Reads a line; `None` if it is no answer of a helper.
     pub fn parse(line: &str) -> Option<Self> {
         let words = Words::behind(ANSWERS, line.trim())?;
         let text = |name: &str| words.get(name).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The host's line for a guest that stood still: only its clock is set.
+//! The host's line for a guest that was paused: only its clock is set.
 
 use crate::answer::Answer;
 use crate::request::{CLOCK, time};
@@ -6,7 +6,7 @@ use crate::words::Words;
 use crate::{ASKS_CLOCK, VERSION};
 use std::time::Duration;
 
-/// The host's wall clock, for a guest that stood still. A helper that does not know this line is silent.
+/// The host's wall clock, for a guest that was paused. A helper that does not know this line does not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// UUID of this request, which the answer must bear.
@@ -22,7 +22,7 @@ impl Clock {
         format!("\n{ASKS_CLOCK} {VERSION} nonce={} time={seconds}.{nanos:09}\n", self.nonce)
     }
 
-    /// Reads a line; `None` if it is none of these.
+    /// Reads a line; `None` if it is no such request.
     pub fn parse(line: &str) -> Option<Self> {
         let words = Words::behind(ASKS_CLOCK, line)?;
         Some(Self { nonce: words.get("nonce")?.to_owned(), time: time(words.get("time")?)? })

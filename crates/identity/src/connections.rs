@@ -1,8 +1,9 @@
 //! Open TCP connections of a copied guest: the other end knows one guest, and a clone is another.
 //!
-//! A connection whose own address is gone sends nothing, and nobody is told. A program that reads waits for ever, and one that writes
-//! for a quarter of an hour (`tcp_retries2`). If a clone got the template's address back, from a DHCP server for example, it would go on
-//! with the template's connection. So each of these connections is ended before there are new addresses.
+//! A connection whose own address this machine no longer has sends nothing, and its program sees no error: a read waits
+//! for ever, and a write for a quarter of an hour (`tcp_retries2`). If a clone got the template's address back, from a
+//! DHCP server for example, it would go on with the template's connection. So each of these connections is ended before
+//! there are new addresses.
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, connect_unspec, shutdown};
@@ -18,13 +19,14 @@ use std::time::Duration;
 const LISTS: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 /// States of TCP sockets without a connection, as those lists have them (`TCP_CLOSE`, `TCP_LISTEN`).
 const UNCONNECTED: [u8; 2] = [0x07, 0x0a];
-/// Attempts to make a socket forget what it has to send, and the time between two: 1 ms.
+/// Attempts to make a socket drop the data that it has to send: 100, and the time between two: 1 ms.
 const ATTEMPTS: u32 = 100;
 const SOON: Duration = Duration::from_millis(1);
 /// Any port, to ask the kernel for a route.
 const PORT: u16 = 9;
 
-/// Ends the connections whose own address this machine does not have. The programs that hold them are told so by their next read or write.
+/// Ends the connections whose own address this machine does not have. In the programs that hold them, the next read or
+/// write returns.
 ///
 /// # Errors
 /// A connection cannot be taken from its program: the kernel is older than 5.6, for example.
@@ -44,7 +46,7 @@ pub(crate) fn end_lost() -> io::Result<()> {
             }
         }
     }
-    // The rest belongs to no program any more, or to the kernel, which connects again.
+    // The sockets that are left belong to no program any more, or to the kernel, which connects again.
     Ok(())
 }
 
@@ -58,10 +60,11 @@ fn end(pid: i32, fd: i32) -> io::Result<bool> {
         Err(Errno::SRCH | Errno::BADF) => return Ok(false),
         Err(why) => return Err(io::Error::other(format!("connection of process {pid}: {why}"))),
     };
-    // A program that waits for this socket leaves it then.
+    // A system call in which a program waits for this socket returns then.
     let _ = shutdown(&socket, Shutdown::Both);
     for _ in 0..ATTEMPTS {
-        // Nothing that is left in it is sent later. The kernel refuses that while a program is about to leave the socket.
+        // After this, data that is left in the socket is not sent later. The kernel refuses it (`EBUSY`) while a
+        // program is still in a system call on the socket.
         if connect_unspec(&socket) != Err(Errno::BUSY) {
             break;
         }
@@ -81,7 +84,8 @@ fn is_own(address: IpAddr) -> bool {
     address.is_loopback() || source().is_ok_and(|source| source.ip() == address)
 }
 
-/// Own address and inode of a connection in a line of the kernel's list; `None` for other lines, and where no program holds the socket.
+/// Own address and inode of a connection in a line of the kernel's list; `None` for other lines, and where no program
+/// holds the socket.
 fn connection(line: &str) -> Option<(IpAddr, u64)> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (local, state, inode) = (*fields.get(1)?, *fields.get(3)?, *fields.get(9)?);

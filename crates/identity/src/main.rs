@@ -1,5 +1,5 @@
-//! `pagefold-identity DEVICE`: the helper inside a guest. It waits for requests on a serial line or a virtio port; see the
-//! library for what is said.
+//! `pagefold-identity DEVICE`: the helper inside a guest. It waits for requests on a serial line or a virtio port; the
+//! library describes the lines.
 #![forbid(unsafe_code)]
 
 use identity::repair::Machine;
@@ -41,7 +41,7 @@ fn serve(device: &Path) -> io::Result<()> {
         }
         for byte in &chunk[..count] {
             if *byte != b'\n' {
-                // The rest of a line that is too long is no request, either.
+                // A line that is too long is cut, and is no valid request then.
                 line.truncate(LINE_BYTES);
                 line.push(*byte);
                 continue;
@@ -55,8 +55,9 @@ fn serve(device: &Path) -> io::Result<()> {
     }
 }
 
-/// Does what a line asks for; `None` if it asks for nothing. `repaired` is the nonce of the last request whose repairs are all made. The
-/// host sends that again if the answer is late. Only its time is another then, so keys stay, and cards are not taken down again.
+/// Does what a line asks for; `None` if it asks for nothing. `repaired` is the nonce of the last request whose repairs
+/// are all made. The host sends that again if the answer is late. Then only the time differs, so that only the clock is
+/// set: keys stay, and network interfaces are not taken down again.
 fn answer(text: &str, repaired: &mut String) -> Option<Answer> {
     let machine = Machine::own();
     let Some(request) = Request::parse(text) else { return Clock::parse(text).map(|clock| machine.set_clock(&clock)) };

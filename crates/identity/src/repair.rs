@@ -1,15 +1,16 @@
-//! The repairs, inside the guest. Each is one hazard of a copied machine, and all are tried: the answer names those that failed.
+//! The repairs, inside the guest. Each repair removes one hazard of a copied machine. All of them are tried, and the
+//! answer names those that failed.
 //!
 //! | hazard | repair |
 //! |---|---|
-//! | the kernel's random pool draws what siblings draw | a seed of the host's is mixed in, and the kernel's generator makes a new key |
+//! | the kernel's random pool yields the same numbers as in siblings | a seed of the host's is mixed in, and the kernel's generator makes a new key |
 //! | the wall clock stands where the template's stood | set to the host's |
 //! | hostname, machine-id | set, in the kernel and in `/etc` |
 //! | boot_id | a file is put over the kernel's, which cannot be set |
 //! | SSH host keys | deleted, and made again |
 //! | MAC and addresses | another MAC; addresses are taken away; a new address if the host gives one |
 //! | open connections | ended, before there are new addresses: see `connections.rs` |
-//! | whatever else a guest keeps to itself: random generators and identifiers of its programs | programs in `/etc/pagefold/identity.d` |
+//! | other things that a guest must have for itself: random generators and identifiers of its programs | programs in `/etc/pagefold/identity.d` |
 //!
 //! Monotonic time cannot be stepped: it goes on where the template's stood.
 
@@ -28,7 +29,7 @@ const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 const OWN_BOOT_ID: &str = "/run/pagefold-boot-id";
 /// Beginning of the names of SSH's host keys.
 const SSH_KEYS: &str = "ssh_host_";
-/// Most network interfaces that get addresses of their own.
+/// Most network interfaces that get a MAC address of their own. Further ones are left as they are.
 const INTERFACES: u8 = 64;
 
 /// The machine that is repaired.
@@ -57,7 +58,7 @@ impl Machine {
         Self { root: "/".into() }
     }
 
-    /// Makes all repairs, and reads back what the machine is then.
+    /// Makes all repairs, then reads back the machine's identity and clock.
     pub fn repair(&self, request: &Request) -> Answer {
         let failed = REPAIRS.iter().filter_map(|(name, repair)| {
             let reason = repair(self, request).err()?;
@@ -66,7 +67,7 @@ impl Machine {
         self.answer(&request.nonce, failed.collect())
     }
 
-    /// Sets the clock alone, and reads back what the machine is then.
+    /// Sets only the clock, then reads back the machine's identity and clock.
     pub fn set_clock(&self, clock: &Clock) -> Answer {
         let failed = set_clock(clock.time).err().map(|reason| format!("clock:{reason}"));
         self.answer(&clock.nonce, failed.into_iter().collect())
@@ -116,7 +117,8 @@ impl Machine {
         server.map_or(Ok(()), |pid| Ok(rustix::process::kill_process(pid, rustix::process::Signal::HUP)?))
     }
 
-    /// Gives each network interface another MAC and no address, or the one that the host gives. Connections end between both.
+    /// Gives each network interface another MAC address, and removes its network addresses. Then ends TCP connections
+    /// of lost addresses, and sets the network address that the request gives, if any.
     fn set_network(&self, request: &Request) -> io::Result<()> {
         let Ok(found) = fs::read_dir(self.root.join("sys/class/net")) else { return Ok(()) };
         // Interfaces without a device are the kernel's own: loopback, tunnels.
@@ -137,7 +139,7 @@ impl Machine {
             ip(&["link", "set", "dev", name, "address", &mac.join(":")])?;
             ip(&["addr", "flush", "dev", name])?;
         }
-        // All links are down, so that the other ends hear nothing of it.
+        // All links are down, so that no packet of an ended connection reaches its other end.
         if !names.is_empty() {
             connections::end_lost()?;
         }
@@ -156,7 +158,8 @@ impl Machine {
         }
     }
 
-    /// Runs the guest's own repairs, in the order of their names. They find the identity in their environment.
+    /// Runs the programs in `/etc/pagefold/identity.d`, in the order of their names. Their environment has the new
+    /// identity.
     fn run_programs(&self, request: &Request) -> io::Result<()> {
         let Ok(found) = fs::read_dir(self.etc("pagefold/identity.d")) else { return Ok(()) };
         let mut programs: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).collect();

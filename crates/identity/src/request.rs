@@ -1,4 +1,4 @@
-//! The host's line.
+//! The host's request: a line with the identity that a guest is to take.
 
 use crate::answer::Answer;
 use crate::words::{Words, bytes, hex};
@@ -6,7 +6,8 @@ use crate::{ASKS, VERSION};
 use act::SEED_BYTES;
 use std::time::Duration;
 
-/// Tolerated distance of a clone's clock from the host's, where its answer arrives: 0.5 s.
+/// Largest difference between a guest's clock and the host's, when the answer arrives, at which the clock counts as
+/// set: 0.5 s.
 pub(crate) const CLOCK: Duration = Duration::from_millis(500);
 
 /// A new identity for a guest.
@@ -22,9 +23,10 @@ pub struct Request {
     pub hostname: String,
     /// Wall clock: time since 1970 as the host has it when it sends the line.
     pub time: Duration,
-    /// Address of the first network interface; the next ones count on.
+    /// MAC address of the first network interface. Each further interface gets the next address.
     pub mac: [u8; 6],
-    /// Network address of one interface; without it, interfaces have none until the guest's own network service gives them one.
+    /// Network address of one interface; without it, interfaces have none until the guest's own network service gives
+    /// them one.
     pub address: Option<Address>,
 }
 
@@ -40,7 +42,7 @@ pub struct Address {
 }
 
 impl Request {
-    /// The line, with an empty one in front of it, which ends whatever the guest has read before.
+    /// The request as text. A newline in front of it ends a partial line that the guest may have read before.
     pub fn line(&self) -> String {
         let mac: Vec<String> = self.mac.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut line = format!(
@@ -61,7 +63,7 @@ impl Request {
         line
     }
 
-    /// Reads a line; `None` if it is none of ours.
+    /// Reads a line; `None` if it is no valid request.
     pub fn parse(line: &str) -> Option<Self> {
         let words = Words::behind(ASKS, line)?;
         let mac: Vec<u8> = words.get("mac")?.split(':').map_while(|byte| u8::from_str_radix(byte, 16).ok()).collect();
@@ -76,10 +78,10 @@ impl Request {
         })
     }
 
-    /// Whether an answer that has arrived just now, at the host's time `now`, says that the guest is what was asked.
+    /// Checks that an answer that has just arrived, at the host's time `now`, shows the identity that was asked for.
     ///
     /// # Errors
-    /// The part that is not so.
+    /// What the answer shows instead.
     pub fn check(&self, answer: &Answer, now: Duration) -> Result<(), String> {
         if answer.nonce != self.nonce {
             return Err(format!("it answers another request ({})", answer.nonce));
@@ -118,13 +120,14 @@ impl Address {
     }
 }
 
-/// Whether a text can be the name of a machine: 1 to 63 letters, digits, `-` and `.`, and none but a letter or digit first.
+/// Whether a text can be the name of a machine: 1 to 63 letters, digits, `-` and `.`, and none but a letter or digit
+/// first.
 pub(crate) fn is_hostname(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
     (1..=63).contains(&text.len()) && text.chars().all(plain) && !text.starts_with(['-', '.'])
 }
 
-/// Seconds with nine digits behind the point.
+/// Reads a time in seconds, with nine digits behind the point; `None` if it is none.
 pub(crate) fn time(text: &str) -> Option<Duration> {
     let (seconds, nanos) = text.split_once('.')?;
     let nanos: u32 = nanos.parse().ok().filter(|_| nanos.len() == 9)?;

@@ -1,14 +1,15 @@
-//! BTF: the kernel's own description of its types, from which the offsets of this very kernel's structures are read.
-//! It lies among the read-only data of kernels built with `CONFIG_DEBUG_INFO_BTF`, as those of distributions are.
+//! BTF: the kernel's own description of its types, from which the offsets of this very kernel's structures are read. It
+//! lies among the read-only data of kernels built with `CONFIG_DEBUG_INFO_BTF`, as kernels of distributions are.
 //!
 //! The format is described in `Documentation/bpf/btf.rst` of the Linux source. A header is followed by types and by
 //! strings. Each type has a fixed part and a part that depends on its kind. Types are numbered from 1 in their order.
 
 use std::collections::HashMap;
 
-/// First bytes of a section: magic, version 1, no flags.
+/// First bytes of a BTF section: magic, version 1, no flags.
 pub const BEGINNING: [u8; 4] = [0x9f, 0xeb, 1, 0];
-/// Most levels of structures inside structures, and most links in a chain of typedefs and qualifiers.
+/// Most levels of unnamed structures inside structures in which a member is looked for, and most links in a chain of
+/// typedefs and qualifiers that are followed.
 const MOST_DEPTH: u32 = 16;
 /// Most members looked at for one name: in a hostile section each structure may contain itself many times.
 const MOST_MEMBERS: u32 = 100_000;
@@ -23,7 +24,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Bytes of a header that are read.
+    /// Number of bytes of a header that are read.
     pub const BYTES: usize = 24;
 
     /// Parses a header; `None` if it is malformed, or the section is too large.

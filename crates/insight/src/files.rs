@@ -13,11 +13,11 @@ use crate::frames::FileNumber;
 use crate::kernel::Kernel;
 use std::collections::HashMap;
 
-/// Most files that are told apart.
+/// Most files that get a number of their own. Pages of further files have the number 0.
 const MOST_FILES: usize = 1 << 20;
 /// Most names in a path, over all file systems that it crosses.
 const MOST_NAMES: usize = 128;
-/// Longest name of a directory entry, in bytes.
+/// Most bytes that are read of a directory entry's name.
 const MOST_NAME_BYTES: usize = 255;
 /// Most mounts of one file system that are looked at.
 const MOST_MOUNTS: usize = 64;
@@ -41,13 +41,13 @@ impl FileLayout {
     }
 }
 
-/// Numbers given to files in the order in which they are found.
+/// The files that were found, numbered from 1 in the order in which they were found.
 pub(crate) struct FileTable<'k, 'm> {
     kernel: &'k Kernel<'m>,
     layout: Option<FileLayout>,
     numbers: HashMap<u64, Option<FileNumber>>,
     files: Vec<u64>,
-    /// The answer to the last question, kept because neighbouring frames are often of one file.
+    /// The last `address_space` that was looked up, and its number: neighbouring frames are often of one file.
     last: (u64, Option<FileNumber>),
 }
 
@@ -79,8 +79,8 @@ impl<'k, 'm> FileTable<'k, 'm> {
         number
     }
 
-    /// Whether this is the `address_space` of an inode: embedded in the inode, or the one that the inode uses. That
-    /// of the swap cache has no inode.
+    /// Whether this is the `address_space` of an inode: embedded in the inode, or the one that the inode uses. The swap
+    /// cache's `address_space` has no inode, and is none.
     fn is_address_space(&self, mapping: u64, layout: FileLayout) -> bool {
         let tables = &self.kernel.tables;
         let Some(inode) = tables.u64(mapping.wrapping_add(layout.host)) else { return false };

@@ -24,11 +24,11 @@ use crate::memory::PhysRange;
 use page::{FrameUse, GuestPageKind, Lru, PAGE_SHIFT};
 use std::collections::HashMap;
 
-/// Most descriptions read at a time: those of a section of 128 MiB.
+/// Most descriptions (`struct page`) that are read at a time: 2^15, those of a section of 128 MiB.
 const MOST_AT_ONCE: u64 = 1 << 15;
 /// Most heads of compound pages that are remembered for tails in a later section.
 const MOST_LATE_HEADS: usize = 1024;
-/// Most control groups whose generations are looked up.
+/// Most control groups whose youngest generation is looked up. For further ones, frames count as active.
 const MOST_GROUPS: usize = 1 << 16;
 
 /// Number of a file in [`Frames::files`], counted from 1; 0 stands for no file.
@@ -36,7 +36,7 @@ pub type FileNumber = u32;
 
 /// The use of each frame, in the order of [`Frames::index`].
 pub struct Frames {
-    /// The places of the frames in the lists below.
+    /// The index of each frame in the lists below.
     pub index: FrameIndex,
     /// Kind and place in the order of reclaim.
     pub uses: Vec<FrameUse>,
@@ -47,7 +47,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Frames of unknown use.
+    /// All frames of this memory, with unknown use.
     pub fn unknown(ranges: &[PhysRange]) -> Self {
         let index = FrameIndex::new(ranges);
         Self { uses: vec![FrameUse::UNKNOWN; index.count()], file_of: Vec::new(), files: Vec::new(), index }
@@ -59,8 +59,8 @@ impl Frames {
     }
 }
 
-/// For each frame, the kind that its mapping outside the direct map suggests: the number of the kind plus one, or 0
-/// for none.
+/// For each frame, the kind that is suggested by a mapping of the frame outside of the direct map: the kind's number
+/// plus one, or 0 if there is no such mapping.
 type Hints = Vec<u8>;
 
 impl Kernel<'_> {
@@ -237,9 +237,9 @@ impl Judge<'_, '_> {
         GuestPageKind::ALL.get(usize::from(number)).copied()
     }
 
-    /// The use of a compound page's tail, which is that of its head. The tail has the address of the head's
-    /// description. Since Linux 7.0 it may have a mask instead, which gives that address when applied to the address
-    /// of its own description.
+    /// The use of a compound page's tail, which is the same as its head's. The tail has the address of the head's
+    /// description. Since Linux 7.0 it may have a mask instead, which gives that address when applied to the address of
+    /// its own description.
     fn tail(&self, section: &Section<'_>, frames: &Frames, place: usize, n: usize, head: u64) -> Verdict {
         let bytes = self.layout.bytes as u64;
         let own = section.address.wrapping_add(n as u64 * bytes);
@@ -261,8 +261,8 @@ impl Judge<'_, '_> {
         head.and_then(|head| self.late_heads.get(&head)).copied().unwrap_or(unknown)
     }
 
-    /// Whether a frame without references is in a list. Free frames that a processor keeps for its next allocations
-    /// are. Tails of the kernel's allocations of several frames are not.
+    /// Whether a frame without references is in a linked list. Free frames that a processor keeps for its next
+    /// allocations are in one. Tails of the kernel's allocations of several frames are not.
     fn is_listed(&self, section: &Section<'_>, n: usize) -> bool {
         let layout = self.layout;
         let own = section.address.wrapping_add((n * layout.bytes + layout.lru_at) as u64);

@@ -1,4 +1,5 @@
-//! Finding the kernel in a guest's memory. Each claim of a note is checked before it is used.
+//! Finding the kernel in a guest's memory, by the VMCOREINFO note that Linux keeps there (`note.rs`). Each value in a
+//! note is checked before it is used.
 //!
 //! ```text
 //!   beginnings of frames --> note --> page table (swapper_pg_dir, phys_base) --> uts release equals the note's?
@@ -25,16 +26,16 @@ use page::{GuestPageKind, GuestPhys, PAGE_BYTES};
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 /// Largest size of the image in bytes, used if the note does not give its size: 1 GiB.
 const IMAGE_BYTES: u64 = 1 << 30;
-/// Most notes that are tried.
+/// Most frames that look like a note and are tried.
 const MOST_NOTES: u32 = 64;
 /// Most page tables read for the image; a gigabyte in small pages has 514.
 const IMAGE_TABLES: u64 = 1024;
 /// Bytes of the image that are searched at a time, without the overlap.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Alignment of the direct map's randomised beginning, in bytes: 1 GiB.
+/// The kernel puts its direct map at a random multiple of this address: 1 GiB.
 const DIRECT_ALIGNMENT: u64 = 1 << 30;
 
-/// A reason why nothing can be said about a guest's memory.
+/// Why no kernel was found in a guest's memory, so that nothing is known of its frames.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoKernel {
     /// There is no note.
@@ -74,7 +75,7 @@ pub struct Kernel<'m> {
     sections: Sections,
 }
 
-/// The kind of a mapping of the kernel, by its rights.
+/// What a mapping of the kernel holds, by its access rights: text is executable, read-only data is not writable.
 pub(crate) const fn kind_by_rights(leaf: &Leaf) -> GuestPageKind {
     match leaf {
         Leaf { executable: true, .. } => GuestPageKind::KernelText,
@@ -281,9 +282,9 @@ fn find_btf(memory: &dyn GuestMemory, image: &[ImagePart], note: &Note) -> Optio
     })
 }
 
-/// The places of the frames' descriptions, section by section (`CONFIG_SPARSEMEM`, which every distribution uses).
+/// Where the `struct page` of each frame is, section by section (`CONFIG_SPARSEMEM`, which every distribution uses).
 struct Sections {
-    /// The array of arrays of sections.
+    /// The kernel's address of `mem_section`, an array of pointers to arrays of sections.
     roots: u64,
     root_count: u64,
     section_bytes: u64,
@@ -324,11 +325,11 @@ impl Sections {
     }
 }
 
-/// The frames of a guest's memory in ascending order, as one sequence without gaps. A frame's place in it is the
-/// index of all lists that have an entry for each frame.
+/// The frames of a guest's memory in ascending order, as one sequence without gaps. A frame's place in this sequence is
+/// its index in all lists that have an entry for each frame.
 #[derive(Clone, Debug, Default)]
 pub struct FrameIndex {
-    /// For each run: the first frame, the number of frames, and the place of the first.
+    /// For each run of frames: the first frame's number, how many frames it has, and the place of the first.
     runs: Vec<(u64, u64, usize)>,
     count: usize,
 }

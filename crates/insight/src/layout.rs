@@ -1,20 +1,21 @@
 //! The layout of `struct page` in a guest's kernel: offsets of its members and the meaning of their bits.
 //!
-//! There are two sources (see `docs/insight.md`): the note, and BTF for values that the note lacks. Kernels differ in
+//! There are two sources (see `docs/insight.md`): the VMCOREINFO note (`note.rs`), and BTF for values that the note
+//! lacks. Kernels differ in
 //!
 //! - the bits of `flags`,
 //! - the mark of frames of the slab allocator and others: a bit of `flags`, or a *type*,
 //! - the way in which a tail of a compound page finds its head.
 //!
-//! The type shares its place with the map count, which frames that are mapped nowhere do not need.
+//! The type is in the same word as the map count (`_mapcount`), which frames that no process maps do not need.
 
 use crate::btf::Btf;
 use crate::note::Note;
 
-/// The code of one type of frames that no process maps.
+/// How one type of frames that no process maps is encoded in `struct page`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TypeCode {
-    /// Until Linux 6.11: all bits of the base are set, and that of the type is cleared.
+    /// Until Linux 6.11: all bits of the base are set, and the bit of the type is cleared.
     ClearedBit { base: u32, bit: u32 },
     /// Since Linux 6.12: the type is the highest byte.
     Byte(u8),
@@ -92,7 +93,7 @@ impl Types {
         })
     }
 
-    /// The type in the word that is map count or type.
+    /// The type of a frame, by the word that holds either its map count or its type.
     pub fn of(&self, mapcount: u32) -> FrameType {
         // The map count of a frame without mappings is -1. Types are other negative numbers.
         if mapcount < 0x8000_0000 || mapcount == u32::MAX {

@@ -1,6 +1,7 @@
 //! The VMCOREINFO note, in which Linux describes itself at boot so that crash-dump tools can read its memory.
 //!
-//! It is an ELF note at the beginning of a frame of its own, with the name `VMCOREINFO`. Its text has lines such as
+//! It is an ELF note with the name `VMCOREINFO`, at the beginning of a page frame that holds nothing else. Its text has
+//! lines such as
 //!
 //! ```text
 //!   SIZE(page)=64
@@ -16,7 +17,7 @@
 
 use std::collections::HashMap;
 
-/// Longest text that is parsed, in bytes: the kernel's note has one page.
+/// Longest text that is parsed, in bytes: the kernel's note fits into one page.
 const MOST_BYTES: usize = 4096;
 /// Bytes of the ELF note's header, in front of its name.
 const HEADER_BYTES: usize = 12;

@@ -19,7 +19,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const ENTRIES: usize = 512;
 /// Bits of an address that one table resolves.
 const TABLE_BITS: u32 = 9;
-/// Most tables kept in memory, at 4 KiB each.
+/// Most page tables of the guest that are cached, at 4 KiB each. With so many, all are dropped.
 const MOST_KEPT: usize = 4096;
 
 /// A mapping of a page, small or large.
@@ -29,7 +29,7 @@ pub struct Leaf {
     pub address: u64,
     /// Its first guest-physical address.
     pub phys: GuestPhys,
-    /// Its size.
+    /// Its size, in bytes.
     pub bytes: u64,
     /// Whether it may be written.
     pub writable: bool,
@@ -70,8 +70,8 @@ impl<'m> PageTables<'m> {
         PAGE_SHIFT + TABLE_BITS * self.levels
     }
 
-    /// Sets the direct map, for whose addresses [`PageTables::translate`] needs no walk: `bytes` of guest-physical
-    /// memory from 0 on are mapped from `base` on.
+    /// Sets where the direct map is, so that [`PageTables::translate`] needs no walk for addresses in it: `bytes` of
+    /// guest-physical memory from 0 on are mapped from `base` on.
     pub fn set_direct_map(&self, base: u64, bytes: u64) {
         self.direct.set(Some((base, bytes)));
     }

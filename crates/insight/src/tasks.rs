@@ -1,8 +1,8 @@
 //! The mappings in the kernel's own address ranges outside the direct map: vmalloc, modules, and stacks of threads.
 //!
-//! Stacks are found through the list of all threads. It begins with the kernel's first thread, which is a variable of
-//! the kernel and is found by its name and its number. The offsets come from BTF. A list is followed for no more
-//! threads than fit into the guest's memory, so that following a circular list ends.
+//! Stacks are found through the list of all threads. It begins with the kernel's first thread (`init_task`), which is a
+//! variable in the kernel's data and is found by its name and its pid. The offsets come from BTF. A list is followed
+//! for no more threads than fit into the guest's memory, so that following a circular list ends.
 
 use crate::kernel::{Kernel, search};
 use crate::paging::Leaf;
@@ -10,7 +10,7 @@ use page::{GuestPageKind, GuestPhys, PAGE_BYTES};
 
 /// Name of the kernel's first thread, the idle thread of the first processor.
 const FIRST_NAME: &[u8] = b"swapper/0\0";
-/// Most threads that are followed; the number of the guest's frames is a bound, too.
+/// Most threads of a guest that are looked at: 2^20, and no more than the guest has frames.
 const MOST_THREADS: u64 = 1 << 20;
 /// Largest stack that is accepted, in bytes: kernels have 16 KiB, or 32 with sanitisers.
 const MOST_STACK_BYTES: u64 = 64 << 10;
@@ -137,8 +137,8 @@ impl Kernel<'_> {
         })
     }
 
-    /// Calls `each` with the nodes of a circular list, beginning with `first`. Ends when `first` comes again, or when
-    /// `left` is used up.
+    /// Calls `each` with the nodes of a circular list, beginning with `first`, and subtracts 1 from `left` for each.
+    /// Ends when `first` comes again, or `left` is 0.
     fn follow_list(&self, first: u64, left: &mut u64, each: &mut dyn FnMut(u64, &mut u64)) {
         let mut node = first;
         while *left > 0 {
@@ -151,12 +151,12 @@ impl Kernel<'_> {
         }
     }
 
-    /// The number of the youngest generation of a control group's frames on node 0. For frames charged to no control
-    /// group, that of the root.
+    /// The number of the youngest generation of a control group's frames on node 0. `None` if it cannot be found. For
+    /// frames charged to no control group, the root group's number is returned.
     pub(crate) fn youngest_generation(&self, memcg: u64) -> Option<u64> {
         let btf = self.btf.as_ref()?;
         let newest = btf.offset("lruvec.lrugen.max_seq")?;
-        // The low bits give the kind of owner.
+        // The low bits of `memcg_data` say what kind of structure it points to.
         let owner = memcg & !0xf;
         let lruvec = if owner == 0 {
             let node = self.tables.u64(self.note.symbol("node_data")?)?;

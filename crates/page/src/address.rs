@@ -8,7 +8,8 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes of a base page on x86-64, the only page size Pagefold supports. `doctor` checks the host's.
 pub const PAGE_BYTES: usize = 1 << PAGE_SHIFT;
 
-/// Bytes that `pages` base pages hold; the greatest number where that is too small. Peers choose some of the numbers.
+/// Size of `pages` base pages in bytes. If it does not fit into 64 bits, the greatest number: other processes choose
+/// some of these counts.
 pub const fn pages_to_bytes(pages: u64) -> u64 {
     pages.saturating_mul(PAGE_BYTES as u64)
 }

@@ -4,7 +4,7 @@
 
 use crate::PageRange;
 
-/// Pages of a chunk: as many as one page table, or one huge page, holds.
+/// Pages of a chunk: 512, as many as one page table maps, or one huge page has.
 pub const CHUNK_PAGES: u64 = 512;
 const WORDS: usize = 8;
 
@@ -94,7 +94,7 @@ impl Bits {
         self.runs().flat_map(|(first, count)| first..first + count)
     }
 
-    /// Set bits for which `is_so` holds.
+    /// The set bits of pages for which `is_so` holds.
     pub fn filter(self, is_so: impl Fn(u64) -> bool) -> Self {
         self.pages().filter(|page| is_so(*page)).fold(Self::default(), |bits, page| bits.or(Self::span(page, 1)))
     }

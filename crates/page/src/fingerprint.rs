@@ -1,6 +1,6 @@
-//! Fingerprints of pages' contents. A fingerprint nominates, bytes decide: pages must not be merged only because
-//! their fingerprints are equal. For *counting*, fingerprints suffice: with 64 bits, a census of 2^28 pages (1 TiB)
-//! expects 0.002 chance matches.
+//! Fingerprints of pages' contents. Equal fingerprints only suggest that two pages are identical. Before pages are
+//! merged, their bytes must be compared. For *counting*, fingerprints suffice: with 64 bits, a census of 2^28 pages (1
+//! TiB) expects 0.002 chance matches.
 
 use serde::Serialize;
 use std::fmt;

@@ -37,8 +37,8 @@ const fn whole_pages(bytes: u64) -> u64 {
 }
 
 impl Savings {
-    /// The terms of page counts, of the bytes of all tables, and of a number of mappings. Numbers that no host has
-    /// yield the most that can be counted.
+    /// The terms of page counts, of the bytes of all tables, and of a number of mappings. Numbers beyond all real hosts
+    /// are cut off, so that no sum overflows.
     pub fn of(folded_pages: u64, zero_pages: u64, pool_pages: u64, tables_bytes: u64, mappings: u64) -> Self {
         let pages = |n: u64| pages_to_bytes(n.min(u64::MAX >> 16));
         Self {
@@ -74,7 +74,7 @@ impl Savings {
     pub fn of_member(&self, folded_pages: u64, zero_pages: u64, mappings: u64) -> i64 {
         let own = Self::of(folded_pages, zero_pages, 0, 0, mappings);
         let common = u128::from(self.pool_bytes.saturating_add(self.tables_bytes));
-        // A member that tells more folded pages than the group has bears all of the costs, and no more.
+        // A member that reports more folded pages than the whole group has bears all of the costs, and no more.
         let part = common.saturating_mul(own.folded_bytes.min(self.folded_bytes).into());
         let part = part.checked_div(u128::from(self.folded_bytes)).unwrap_or(0);
         own.saved_bytes().saturating_sub(i64::try_from(part).unwrap_or(i64::MAX))

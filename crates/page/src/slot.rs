@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Names of Pagefold's memory files that are no pool, and that no group may have.
+/// Names of Pagefold's memory files that are not a pool. No group may have one of these names.
 pub const NOT_GROUPS: [&str; 3] = ["donation", "lease", "probe"];
 
 /// One page of a group's pool: the number of a segment, and the index of the page in it.
@@ -13,9 +13,10 @@ impl PoolSlot {
     const INDEX_BITS: u32 = 24;
     /// Most slots of a segment, which then has 64 GiB.
     pub const PER_SEGMENT: u32 = 1 << Self::INDEX_BITS;
-    /// Bound of the numbers of segments: the worker's index keeps a bit of a slot's number for itself.
+    /// Segments are numbered below this: 128. The worker's index uses the highest bit of a slot's number for itself.
     pub const SEGMENTS: u8 = 128;
-    /// The first number of a template: a segment that somebody made of a guest's memory, in its order. The worker fills those below.
+    /// Segments from this number on are templates: each was made of a saved guest's memory, in the order of that
+    /// memory. Segments with lower numbers are filled by workers.
     pub const FIRST_TEMPLATE: u8 = 112;
 
     /// The slot with this index in this segment; `None` if the index is too large for any segment.

@@ -16,11 +16,11 @@ use wire::prove::{
     encode_answer,
 };
 
-/// Most processor time that the prover spends on one asker, as a part of a processor: 1/2.
+/// The prover spends at most 1/`SHARE` of a processor on one asker: 1/2.
 const SHARE: u32 = 2;
-/// Processor time that an asker may take at once, beyond its share: 50 ms.
+/// Processor time that an asker may use beyond its share before it has to wait: 50 ms.
 const BURST: Duration = Duration::from_millis(50);
-/// Invalid frame number, for pages of which nothing can be proven.
+/// A frame number that no page has. It stands for pages that cannot be free, so that their counts are not read.
 const NO_FRAME: Pfn = Pfn(u64::MAX);
 
 /// The state that all connections share.
@@ -41,8 +41,8 @@ impl Shared {
     }
 }
 
-/// Serves until the asker hangs up or ends. Children that it has handed over by then are followed. `pagemap` is the asker's, if
-/// the supervisor has handed it on with the connection.
+/// Serves until the asker hangs up or ends. Children that it has handed over by then are followed. `pagemap` is the
+/// asker's pagemap, if the supervisor has handed it on with the connection.
 ///
 /// # Errors
 /// The prover hangs up: the asker sent something that is no question, does not read, or may not ask.
@@ -94,7 +94,8 @@ pub fn serve(socket: Seqpacket, mut pagemap: Option<Pagemap>, shared: &Shared) -
 fn wait(socket: &Seqpacket, asker: Option<&Asker>) -> io::Result<bool> {
     match asker {
         Some(asker) => asker.pages.wait_for(socket),
-        // An asker that has asked nothing is gone when its end of the connection is closed.
+        // Of an asker that has asked nothing, no pidfd is open. It counts as ended when its end of the connection is
+        // closed.
         None => match poll(&mut [PollFd::new(socket, PollFlags::IN)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(true),
             Err(e) => Err(e.into()),
@@ -102,7 +103,7 @@ fn wait(socket: &Seqpacket, asker: Option<&Asker>) -> io::Result<bool> {
     }
 }
 
-/// The asker, and its page table before and after the counts of frames were read.
+/// The asking process, and the entries of its page table before and after the reference counts were read.
 struct Asker {
     pages: PeerPages,
     before: Vec<PagemapEntry>,
@@ -118,14 +119,15 @@ impl Asker {
     fn prove(&mut self, asked: &Question<'_>, shared: &Shared) -> io::Result<[Proof; PROVE_PAGES]> {
         let (mut proofs, mut again) = ([Proof::Unknown; PROVE_PAGES], false);
         again |= self.look(asked, shared, &mut proofs)?;
-        // The second look replaces the results of the first, for all pages.
+        // The second call replaces the results of the first one, for all pages.
         if again && shared.drain.empty_lists() {
             self.look(asked, shared, &mut proofs)?;
         }
         Ok(proofs)
     }
 
-    /// Fills in `proofs`. Returns whether some pages have one reference too many, which may be a list of fresh pages.
+    /// Fills in `proofs`. Returns whether some pages have one reference too many, which may be because they are on a
+    /// processor's list of new pages.
     fn look(&mut self, asked: &Question<'_>, shared: &Shared, proofs: &mut [Proof; PROVE_PAGES]) -> io::Result<bool> {
         let (mut frames, mut held) = ([NO_FRAME; PROVE_PAGES], [Held::Unknown; PROVE_PAGES]);
         let pages = asked.pages;
@@ -142,7 +144,7 @@ impl Asker {
             proofs[n] = match held[n] {
                 Held::Free if same => Proof::Free,
                 Held::Referenced(_) if same => Proof::Referenced,
-                // A page that is mapped elsewhere, too, is held by that mapping.
+                // A private page that another page table maps, too, has a reference from there.
                 _ if asked.kind == Kind::Private && self.before[n] == self.after[n] && is_shared(self.after[n]) => {
                     Proof::Referenced
                 }
@@ -153,7 +155,8 @@ impl Asker {
     }
 }
 
-/// The frame of a private page, if that is mapped once and protected by a userfaultfd; the frame of a file's page.
+/// The frame of a page that may be free: a private page that is mapped once and write-protected by a userfaultfd, or
+/// (for slots) a page of a file. `None` for any other page.
 fn may_be_free(kind: Kind, entry: PagemapEntry) -> Option<Pfn> {
     let candidate = match kind {
         Kind::Private => entry.exclusive() && !entry.file_or_shared() && entry.write_protected(),

@@ -1,11 +1,12 @@
-//! Has the kernel empty each processor's list of fresh pages. A page on such a list has one more reference.
+//! Has the kernel empty the lists of new pages that it keeps for each processor (folio batches). A page on such a list
+//! has one more reference.
 //!
-//! The kernel empties a list when it is full, which on a processor that only computes may take for ever. It also empties
-//! the lists of all processors when it is asked for a huge page (`madvise_collapse` in `mm/khugepaged.c`). So the
-//! prover asks for one, in a range that has no room for it: nothing else happens.
+//! The kernel empties a list when it is full, which may take for ever on a processor whose program takes no new pages.
+//! It also empties the lists of all processors when it is asked to make a huge page (`madvise_collapse` in
+//! `mm/khugepaged.c`). So the prover asks for one in a range that is too small for it, and nothing else happens.
 //!
-//! Sealing a memory file empties the caller's own list first (`memfd_tag_pins` in `mm/memfd.c`). The others are emptied only
-//! if the thread has come to another processor since it wrote to the file.
+//! Sealing a memory file empties the caller's own list first (`memfd_tag_pins` in `mm/memfd.c`). The lists of other
+//! processors are emptied only if the thread has moved to another processor since it wrote to the file.
 
 use act::HUGE_PAGES;
 use page::PAGE_BYTES;
@@ -17,7 +18,8 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Least time between two emptyings: 100 ms, because each processor with pages in its lists is interrupted.
+/// Least time between two times that the lists are emptied: 100 ms, because each processor with pages in its lists is
+/// interrupted.
 const EVERY: Duration = Duration::from_millis(100);
 /// Size of a huge page, in bytes.
 const HUGE_BYTES: usize = HUGE_PAGES as usize * PAGE_BYTES;
@@ -29,7 +31,7 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Before the first emptying. This process may have huge pages from here on.
+    /// Makes the memory for requests of huge pages, and lets this process have huge pages from here on.
     ///
     /// # Errors
     /// Memory is short.
@@ -40,7 +42,8 @@ impl Drain {
         Ok(Self { room: Room::new()?, last: Mutex::new(None) })
     }
 
-    /// Empties the lists. `false` if that was just done, or another thread is doing it.
+    /// Empties the lists. `false` if they were emptied less than [`EVERY`] ago, another thread is doing it, or the
+    /// kernel refused.
     pub fn empty_lists(&self) -> bool {
         let mut last = match self.last.try_lock() {
             Ok(last) => last,
@@ -51,19 +54,20 @@ impl Drain {
             return false;
         }
         *last = Some(Instant::now());
-        // A kernel without huge pages empties at least this processor's.
+        // On a kernel without huge pages, at least this processor's list is emptied.
         self.room.ask_for_huge_page().or_else(|_| seal_file()).is_ok()
     }
 }
 
-/// Empties this processor's list, as the module tells.
+/// Empties this processor's list by sealing a memory file, as described at the head of this module.
 fn seal_file() -> rustix::io::Result<()> {
     let file = memfd_create("lists", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::io::write(&file, b"1")?;
     fcntl_add_seals(&file, SealFlags::WRITE)
 }
 
-/// Memory in which there could be a huge page. One small page of it is there, without which the kernel would refuse at once.
+/// Memory that is large enough for a huge page. One small page of it is present: without any, the kernel would refuse
+/// at once, and empty no list.
 struct Room(NonNull<u8>);
 
 impl Room {
@@ -81,7 +85,7 @@ impl Room {
         Ok(room)
     }
 
-    /// Offset of the first place for a huge page.
+    /// Offset of the first address in the memory that is aligned for a huge page.
     fn first_huge(&self) -> usize {
         self.0.as_ptr().align_offset(HUGE_BYTES)
     }
@@ -118,7 +122,7 @@ mod tests {
     use page::{HostVirt, PageRange};
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-    /// Number of these pages of our own that have one reference too many.
+    /// How many of these pages of this process have one reference too many.
     fn listed(counts: &mut ReferenceCounts, range: PageRange) -> usize {
         let mut entries = Vec::new();
         Pagemap::open(std::process::id()).unwrap().read(range.start, range.pages, &mut entries).unwrap();
@@ -135,7 +139,8 @@ mod tests {
         sched_setaffinity(None, &one).unwrap();
     }
 
-    /// Memory with four pages that a processor has just written. It is too small for a huge page, and four pages fill no list.
+    /// Memory with four pages that a processor has just written. It is too small for a huge page, and four pages fill
+    /// no list.
     fn fresh_pages(processor: usize) -> (Vec<u8>, PageRange) {
         stay_on(processor);
         let mut memory = vec![0_u8; 256 << 10];
@@ -174,7 +179,7 @@ mod tests {
         most
     }
 
-    /// Pages stayed on the lists of processors that only compute for as long as these did so.
+    /// Regression: pages stayed on a processor's list as long as its program took no new pages.
     #[test]
     fn emptied_lists_of_all_processors_hold_no_fresh_pages() {
         if !rustix::process::geteuid().is_root() {

@@ -1,43 +1,45 @@
-//! The keeper: follows children of members ([`act::Follower`]), also after their parents have ended.
+//! The keeper: follows forked children of members, even after their parents have ended. To *follow* a child is to read
+//! the events of its userfaultfd and to resolve them ([`act::Follower`]).
 //!
-//! A child may discard memory that maps its group's pool, and has to read zeros there afterwards. In a child that was
-//! forked by a bare system call, no agent sees to that. The kernel reports discards through a userfaultfd of the child,
-//! which the parent's agent gets at the fork and hands to the keeper. The keeper reads it as long as the child lives,
-//! even after the parent and the supervisor have ended.
+//! A child may discard memory that maps its group's pool (`MADV_DONTNEED`). It must read zeros there afterwards, and
+//! not the pool's bytes. A child that was forked by a bare system call has no agent that takes care of this. The kernel
+//! reports discards through a userfaultfd of the child, which the parent's agent gets at the fork and hands to the
+//! keeper. The keeper reads it as long as the child lives, even after the parent and the supervisor have ended.
 //!
-//! The keeper needs to know nothing of the child: it makes discarded pages zeros at once, and all others are the
-//! file's.
+//! The keeper needs to know nothing else about the child: it maps zeros at once where pages were discarded, and all
+//! other pages show the file.
 //!
 //! The keeper is safe from files and frames that a hostile peer sends:
 //!
-//! - It takes a file for a userfaultfd only if the kernel calls it one.
+//! - It treats a file as a userfaultfd only if the kernel says that it is one.
 //! - Through a userfaultfd it maps only zeros, and pages of the file that is mapped anyway. It does so in the address
 //!   space of the process that opened the userfaultfd, when that process asks for it. A peer that hands over another
 //!   process's userfaultfd could do the same itself.
 //! - It follows children of members alone, and a bounded number for each user ([`crate::places`]). It tells the member
-//!   whether it follows a child before the member relies on that. It takes no userfaultfd before somebody has called
-//!   `UFFDIO_API` on it.
+//!   whether it follows a child before the member relies on that. It accepts no userfaultfd on which nobody has called
+//!   `UFFDIO_API`.
 //! - A peer may clear `O_NONBLOCK` of a userfaultfd. That blocks the thread of this one connection, until that thread
 //!   sets the flag again.
 //!
-//! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). The standby has the same descriptors at
-//! every instant, and the journal of all messages that were read ([`act::Journal`]). Members' connections stay open, so
-//! that members do not notice. The successor follows these children until it can hand them on. It has a standby of its
-//! own, too.
+//! **A keeper that is killed** has a successor, its standby ([`act::Standby`]). The standby shares the keeper's table
+//! of descriptors at every instant, and a journal of all messages that the keeper has read ([`act::Journal`]). Members'
+//! connections stay open, so that members do not notice. The successor follows the children until it can hand them on
+//! to a new keeper. It has a standby of its own, too.
 //!
 //! When the keeper's supervisor has ended, nobody can connect to the keeper any more. It goes on, and hands its
 //! children on to the next supervisor's keeper ([`hand_on`]). Children of a living member are handed on by that member.
 //! A member does not know of children that its child has forked: the keeper hands these on itself.
 //!
 //! A member keeps each userfaultfd that it has handed over open, and follows its children by itself when the connection
-//! is closed. So the keeper stops reading before it closes the connection. A child that an agent has claimed (`lend`)
-//! is read by neither. Each userfaultfd takes one of the member's descriptors. When these run short, the member leaves
-//! its children to the keeper and its standby alone ([`wire::prove::ALONE`]).
+//! is closed. So the keeper stops reading a userfaultfd before it closes the connection. If the agent in a child has
+//! claimed the child's userfaultfd (`lend.rs`), neither of the two reads it. Each userfaultfd takes one of the member's
+//! descriptors. When these run short, the member leaves its children to the keeper and its standby alone
+//! ([`wire::prove::ALONE`]).
 //!
-//! Somebody reads the messages of each child's userfaultfd, or nobody has it open any more. A child whose userfaultfd
-//! is open and never read would hang at its next discard or fork:
+//! At any time, somebody reads a child's userfaultfd, or nobody has it open any more. A child whose userfaultfd is open
+//! and never read would hang at its next discard or fork:
 //!
-//! | the child | is read by |
+//! | the child | its userfaultfd is read by |
 //! |---|---|
 //! | was sent, and the frame is unread | nobody, until the keeper reads the frame. It does so as long as the connection is open, and answers |
 //! | the keeper has a frame of its, and the member does not read answers | the keeper. It reads no further frames before it can answer |
@@ -61,25 +63,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::{Duration, Instant};
 use wire::prove::{ALONE, ALONE_TOO, KEEP, KEEP_BYTES, Kept as Answer, decode_keep, encode_kept};
 
-/// Time between two checks for children that have ended: 1 s.
+/// Time between two checks whether followed children have ended: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Wait before the next attempt at discards that the kernel has reported and not carried out yet: 1 ms.
+/// Time after which the keeper tries again to map zeros, if the kernel has reported a discard and not carried it out
+/// yet: 1 ms.
 const SETTLE_AFTER: Duration = Duration::from_millis(1);
 /// Time between two checks whether the agent in a child has given up its claim: 20 ms.
 const CLAIMED_EVERY: Duration = Duration::from_millis(20);
 /// Pause after a message could not be read, or while a userfaultfd polls as readable although it has no message: 20 ms.
 const SPARED_FOR: Duration = CLAIMED_EVERY;
 
-/// A connection to the next supervisor's keeper.
+/// A connection to the keeper of the next supervisor, once this keeper's supervisor has ended.
 static SUCCESSOR: Mutex<Option<Seqpacket>> = Mutex::new(None);
 
-/// The journal that a successor reads.
+/// The journal of followed children, which a successor reads when this keeper was killed.
 static JOURNAL: OnceLock<Arc<Journal>> = OnceLock::new();
 
 /// All children that are followed.
 static ALL: Mutex<Vec<Weak<Kept>>> = Mutex::new(Vec::new());
 
-/// A child that is followed. The holder of the lock may read the kernel's messages about it.
+/// A child that is followed. Who holds the lock of `follower` may read the child's userfaultfd.
 pub struct Kept {
     watch: Arc<Userfault>,
     follower: Mutex<Follower>,
@@ -89,13 +92,14 @@ pub struct Kept {
     place: Place,
     /// Whether the keeper has stopped following this child, so that the member or another keeper follows it.
     is_given_back: AtomicBool,
-    /// The layout in memory of the member that handed this child over. A forked child has the layout of its parent.
+    /// Addresses of code and stack of the member that handed this child over ([`host::peer_layout`]). A forked child
+    /// has the same ones as its parent.
     layout: Option<(u64, u64)>,
 }
 
 impl Kept {
-    /// Whether the child has this layout. If so, it is in all likelihood of the same family as the process with this
-    /// layout.
+    /// Whether the child has this layout. If so, the child and the process with this layout most likely were forked
+    /// from one program.
     pub fn has_layout(&self, layout: Option<(u64, u64)>) -> bool {
         layout.is_some() && self.layout == layout
     }
@@ -110,11 +114,12 @@ impl Kept {
         !self.is_given_back.load(Ordering::SeqCst)
     }
 
-    /// The follower, if nobody else has it at the moment.
+    /// Locks the follower; `None` if another thread holds the lock.
     pub fn try_hold(&self) -> Option<MutexGuard<'_, Follower>> {
         match self.follower.try_lock() {
             Ok(follower) => Some(follower),
-            // A thread that panicked leaves a usable follower: it has read its last message or has not.
+            // If a thread panicked while it held the lock, the follower can still be used: its last message was read or
+            // was not.
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -140,11 +145,11 @@ pub fn succeed(inheritance: Inheritance) {
     let Inheritance { mut children, sockets } = inheritance;
     let sockets = sockets.into_iter().map(|(number, socket)| (Some(number), Some(Seqpacket::from(socket))));
     let nurseries: Vec<(Option<i32>, Option<Seqpacket>)> = [(None, None)].into_iter().chain(sockets).collect();
-    // This process has no supervisor that would tell it of other users.
+    // This process has no supervisor. So the users with a claim are those whose children it has taken over.
     places::claims().users = nurseries.iter().map(|(_, socket)| peer_of(socket.as_ref()).uid).collect();
     for (number, socket) in nurseries {
         let mut nursery = Nursery::new(number, None, peer_of(socket.as_ref()));
-        // The member may rely on children of which this process knows nothing.
+        // The member may have handed over children that are not in the journal, and rely on their being followed.
         nursery.gives_back = socket.is_some() && !is_keeper(nursery.peer);
         for Inherited { follower, about } in children.extract_if(.., |child| child.about.socket == number) {
             nursery.layout = Some(about.layout).filter(|layout| *layout != (0, 0));
@@ -154,8 +159,8 @@ pub fn succeed(inheritance: Inheritance) {
     }
 }
 
-/// The member that hands children over through this socket. Without a socket, children count as those of the keepers'
-/// user.
+/// The member that hands children over through this socket. Without a socket, children count as belonging to the user
+/// as which keepers run.
 fn peer_of(socket: Option<&Seqpacket>) -> Peer {
     let peer = socket.and_then(|socket| socket.peer().ok());
     peer.unwrap_or_else(|| Peer { pid: 0, uid: rustix::process::getuid().as_raw() })
@@ -185,7 +190,8 @@ pub fn hand_on(path: &Path) {
 /// `CAP_SYS_PTRACE`).
 ///
 /// # Errors
-/// The peer has no claim; the file is no userfaultfd, was begun before, or the kernel lacks events of forks.
+/// The peer has no claim; the file is no userfaultfd, `UFFDIO_API` was called on it before, or the kernel has no fork
+/// events.
 pub fn follow_forks(peer: Peer, file: OwnedFd) -> io::Result<()> {
     may(peer)?;
     Userfault::from_fd(file)?.begin(Purpose::FollowForks)
@@ -198,16 +204,16 @@ fn may(peer: Peer) -> io::Result<()> {
     places::claims().has(peer).then_some(()).ok_or_else(why)
 }
 
-/// Whether a frame that comes with a file is one that [`serve`] takes first.
+/// Whether this frame, which came with a file, asks to follow a child, so that [`serve`] is to handle the connection.
 pub fn is_first(frame: &[u8]) -> bool {
     frame == KEEP || decode_keep(frame).is_some()
 }
 
-/// Follows a child of a member, which this first frame hands over, and those that the member hands over later. Returns when no child
-/// is left and the member has hung up.
+/// Follows the child that a member hands over with this first frame, and all children that it hands over later. Returns
+/// when no child is left and the member has closed the connection.
 ///
 /// # Errors
-/// The peer has no claim, or the file is no userfaultfd that somebody has begun.
+/// The peer has no claim, or the file is no userfaultfd on which somebody has called `UFFDIO_API`.
 pub fn serve(socket: Seqpacket, frame: &[u8], first: OwnedFd) -> io::Result<()> {
     let peer = socket.peer()?;
     may(peer)?;
@@ -220,15 +226,15 @@ pub fn serve(socket: Seqpacket, frame: &[u8], first: OwnedFd) -> io::Result<()> 
 struct Nursery {
     children: Vec<Arc<Kept>>,
     next_look: Instant,
-    /// The member's layout in memory. Children of its children have it, too.
+    /// The member's layout in memory. All children forked from it have the same.
     layout: Option<(u64, u64)>,
-    /// The number of the member's socket, for a successor.
+    /// The descriptor of the member's socket, under which the journal lists the member's children.
     number: Option<i32>,
     peer: Peer,
     /// Whether children are given back to the member, and no others are taken. The reason: the member has sent an
     /// invalid frame, or an earlier keeper had taken these children.
     gives_back: bool,
-    /// An answer that the member has no room for.
+    /// An answer that could not be sent yet, because the member has not read earlier ones.
     unsent: Option<Vec<u8>>,
     /// Whether the thread must sleep ([`SPARED_FOR`]) before it polls again: a message could not be read, or a file
     /// polls as readable at all times.
@@ -241,14 +247,15 @@ impl Nursery {
         Self { children, next_look, layout, number, peer, gives_back: false, unsent: None, is_to_spare: false }
     }
 
-    /// Ends when no child is left and the member has hung up.
+    /// Follows the children until none is left and the member has closed the connection.
     fn serve(mut self, mut socket: Option<Seqpacket>) {
         while socket.is_some() || !self.children.is_empty() {
             self.wait(socket.as_ref());
             if let Some(open) = &socket
                 && !self.hear(open)
             {
-                // From here on the number of the socket may stand for another file.
+                // The socket is closed below. Its descriptor may then be used for another file, so the journal must
+                // forget it.
                 if let (Some(journal), Some(number)) = (JOURNAL.get(), self.number.take()) {
                     journal.forget_socket(number);
                 }
@@ -288,7 +295,7 @@ impl Nursery {
         self.children.iter().all(|child| child.try_hold().is_some_and(|follower| follower.is_at_rest()))
     }
 
-    /// Follows a child that was handed over, if that is alive.
+    /// Follows a child whose userfaultfd was handed over, if the child is alive.
     fn add(&mut self, file: OwnedFd) -> io::Result<()> {
         let child = Follower::of_child(Userfault::from_fd(file)?, PageSet::new());
         match child.is_alive() {
@@ -299,7 +306,8 @@ impl Nursery {
         Ok(())
     }
 
-    /// Follows a child.
+    /// Begins to follow a child, and notes it in the journal if a place is left. `is_born`: a followed child has forked
+    /// it, so that no member knows of it.
     fn push(&mut self, mut child: Follower, is_born: bool) {
         let place = Place::take(self.peer.uid, self.children.len());
         let about = About { socket: self.number, layout: self.layout.unwrap_or_default(), is_born };
@@ -355,7 +363,7 @@ impl Nursery {
     /// Reads and carries out the member's requests. Returns whether the member may send more.
     ///
     /// # Errors
-    /// As [`Nursery::take`].
+    /// A frame is not valid, as for [`Nursery::take`].
     fn take_from(&mut self, socket: &Seqpacket) -> io::Result<bool> {
         let (mut frame, mut files) = ([0; KEEP_BYTES + 1], Vec::new());
         if let Some(unsent) = self.unsent.take() {
@@ -385,7 +393,8 @@ impl Nursery {
         }
         let (mut watched, mut time) = (Vec::with_capacity(self.children.len()), LOOK_EVERY);
         for child in &self.children {
-            // If another thread holds the follower, that thread is lending the child's userfaultfd to its agent.
+            // If another thread holds the lock, it is lending the child's userfaultfd to the agent in the child
+            // (`lend.rs`).
             let held = child.try_hold().map(|mut follower| (follower.is_claimed(), !follower.has_work()));
             if let Some((false, _)) = held {
                 watched.push(&child.watch);
@@ -435,7 +444,8 @@ impl Nursery {
             self.next_look = Instant::now() + LOOK_EVERY;
         }
         if !places::may_have_another(self.peer.uid) {
-            // The next message may be of a fork.
+            // The next message may report a fork, and no further child of this user may be followed. So nothing is
+            // read.
             self.is_to_spare = true;
             return self.forget_ended(is_due);
         }

@@ -1,5 +1,5 @@
-//! Members that end, do not read, or send more while they get their children back. Userfaultfds of this process's own memory stand for
-//! those of children.
+//! Members that end, do not read, or send more while they get their children back. Userfaultfds of this process's own
+//! memory stand for those of children.
 
 use super::*;
 use page::{HostVirt, PageRange};
@@ -16,7 +16,7 @@ fn child() -> Userfault {
     Userfault::open(Purpose::Note).unwrap()
 }
 
-/// Hands a child over. False if the keeper has too much to read.
+/// Hands a child over. False if the keeper has not read so many earlier frames that this one cannot be sent.
 fn hand(theirs: &Seqpacket, number: u32, child: &Userfault) -> bool {
     theirs.send(&encode_keep(number), &[child.as_fd()]).unwrap()
 }
@@ -30,7 +30,8 @@ fn answers(theirs: &Seqpacket) -> Vec<(u32, Answer)> {
     all
 }
 
-/// Its children were dropped with the answer that nobody read. They read the pool's bytes where they had discarded pages.
+/// Regression: when an answer could not be sent, the member's children were no longer followed. They read the pool's
+/// bytes where they had discarded pages.
 #[test]
 fn children_of_member_that_ends_before_it_is_answered_stay_followed() {
     let (mut nursery, ours, theirs) = nursery();
@@ -38,7 +39,7 @@ fn children_of_member_that_ends_before_it_is_answered_stay_followed() {
         assert!(hand(&theirs, number, &child()));
     }
     drop(theirs);
-    // The first is received before there is a nursery.
+    // The first frame is received before the nursery exists, as in `connection.rs`.
     let (mut frame, mut files) = ([0; KEEP_BYTES + 1], Vec::new());
     assert_eq!(ours.receive(&mut frame, &mut files).unwrap(), Received::Frame(KEEP_BYTES));
     nursery.take(&ours, &frame[..KEEP_BYTES], files.pop()).unwrap();
@@ -46,7 +47,8 @@ fn children_of_member_that_ends_before_it_is_answered_stay_followed() {
     assert_eq!((nursery.children.len(), nursery.gives_back), (3, false));
 }
 
-/// It was sent all its children back. Those that it had sent meanwhile were read by nobody as long as another one was not at rest.
+/// Regression: a member that did not read answers got all its children back. Events of children that it had handed over
+/// meanwhile were read by nobody, as long as another child was not at rest.
 #[test]
 fn member_that_does_not_read_answers_is_heard_again_when_it_does() {
     let (mut nursery, ours, theirs) = nursery();
@@ -72,7 +74,7 @@ fn member_that_does_not_read_answers_is_heard_again_when_it_does() {
     assert_eq!(nursery.children.len(), sent as usize);
 }
 
-/// Nobody read the frames of such a member, or noticed its end.
+/// Regression: nobody read the frames of such a member, or noticed that it had ended.
 #[test]
 fn member_that_gets_its_children_back_is_heard_until_all_are_at_rest() {
     for ends in [false, true] {
@@ -93,7 +95,8 @@ fn member_that_gets_its_children_back_is_heard_until_all_are_at_rest() {
     }
 }
 
-/// A member relied on children that the keeper had not noted when it was killed, and nobody read the kernel's messages about them.
+/// Regression: the keeper was killed before it had noted some children in the journal. The member relied on their being
+/// followed, and nobody read their events.
 #[test]
 fn successor_gives_back_what_its_predecessor_may_not_have_noted() {
     let (ours, theirs) = Seqpacket::pair().unwrap();

@@ -3,8 +3,8 @@
 //! ```text
 //!   agent in the child                    keeper
 //!     | a page that the child has inherited |
-//!     | ----------------------------------> | which of all kept userfaultfds is that process's?
-//!     |                                     |   each one that looks after such a page: protect it, or not, by lot;
+//!     | ----------------------------------> | which userfaultfd of followed children is that process's?
+//!     |                                     |   each one in turn: write-protects that page, or not, by random bits;
 //!     |                                     |   the asker's page table, which the kernel shows, has the same each time
 //!     | <------------- the userfaultfd ---- | reads it no more
 //!     | claims it ------------------------> | sees the claim
@@ -13,20 +13,23 @@
 //!     | gives up the claim                  | goes on
 //! ```
 //!
-//! **Processes that are killed.** An agent that keeps writers out, and copies pages, loses writes if somebody else lets
-//! writers in. So does one that never hears of a discard. When the keeper is killed, the parent's agent takes its
-//! children back, and hands them to the next keeper. Both look for the claim before they read
-//! ([`Follower::is_claimed`]). The keeper's answer shows that the keeper was alive when the claim existed. So the
-//! parent's agent could not have noticed its end: files of a process that is killed are closed when its last thread has
-//! ended. Without the answer, the agent does nothing, and asks again.
+//! **Processes that are killed.** An agent write-protects pages and copies them. If another process lifts the
+//! protection meanwhile, or reads the event of a discard that the agent then never sees, writes are lost. When the
+//! keeper is killed, the parent's agent takes its children back, and hands them to the next keeper. Both look for the
+//! claim before they read ([`Follower::is_claimed`]). The keeper's answer proves that the keeper was alive when the
+//! claim existed. So the parent's agent had not yet seen the keeper's connection closed: the files of a killed process
+//! are closed only when its last thread has ended. Without the answer, the agent in the child changes nothing, and asks
+//! again.
 //!
-//! The kernel does not say whose memory a userfaultfd looks after. The asker is known by its pidfd. To get the
-//! userfaultfd of another process, the asker would have to foresee the lots. Or it would have to change its own page
-//! table in step with the other process's, which it cannot read. While a page of another child is protected, its writer
-//! waits for some microseconds. So only children of the asker's family are tried each time. They have one layout in
-//! memory, which the kernel draws by lot for each program that is executed. Others are tried once a second, for all
-//! askers together. A child that was handed over in the moment in which its parent executed another program, or ended, is one of
-//! them.
+//! The kernel does not say which process's memory is registered with a userfaultfd. The keeper knows the asker by its
+//! pidfd, and finds the asker's userfaultfd by random bits (lots): it sets or lifts the write protection of the page
+//! through a userfaultfd, and compares the asker's page table. To get the userfaultfd of another process, the asker
+//! would have to guess the bits, or change its own page table in step with the other process's, which it cannot read.
+//! While a page of another child is protected, a thread that writes it waits for some microseconds. So only children of
+//! the asker's family are tried each time: those that were forked from the same program, and so have the same addresses
+//! of code and stack, which the kernel chooses at random for each program that is executed. Other children are tried
+//! once a second, for all askers together. A child that was handed over in the moment in which its parent executed
+//! another program, or ended, is one of them.
 
 use crate::keep::{self, Kept};
 use act::{Follower, Watch};
@@ -40,28 +43,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use wire::prove::{CLAIMED, LENT, NOT_KEPT, YOURS};
 
-/// Number of lots that are drawn for each userfaultfd.
+/// Number of random bits by which one userfaultfd is tried.
 const LOTS: u32 = 32;
-/// Longest time for the thread that follows a child to read all messages and settle all discards: 5 s.
+/// Longest time for which a userfaultfd is not lent because the thread that follows the child has not read all messages
+/// and mapped zeros for all discards: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time for one candidate to be tried: 200 ms. A candidate that another process is about to claim is not the
-/// asker.
+/// Longest time for which the lock of one candidate is awaited: 200 ms. If another agent is about to claim its
+/// userfaultfd, the candidate is not the asker.
 const TRY_TIME: Duration = Duration::from_millis(200);
-/// Time between two attempts at children of other families: 1 s.
+/// Time between two times that children of other families are tried: 1 s.
 const OTHERS_EVERY: Duration = Duration::from_secs(1);
-/// Time between two attempts: 1 ms.
+/// Time between two attempts to lock a follower: 1 ms.
 const AGAIN: Duration = Duration::from_millis(1);
-/// Pause of an asker whose userfaultfd is not kept: 100 ms. Each question costs a look at all kept userfaultfds.
+/// Time for which an asker waits whose userfaultfd was not found: 100 ms. Each question tries all candidates.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sends the asker the userfaultfd that looks after this page of the asker's memory, and waits until the asker has
-/// claimed it.
+/// Sends the asker the userfaultfd with which this page of its memory is registered, and waits until the asker has
+/// claimed it. If none is found, says so ([`NOT_KEPT`]).
 ///
 /// # Errors
 /// The asker does not read its socket, or says that it has claimed the userfaultfd and has not.
 pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Result<()> {
-    // The list of candidates is dropped before the wait for the asker. Else userfaultfds that their threads have
-    // dropped would stay open.
+    // `find` drops its list of candidates when it returns. Otherwise the userfaultfds of children that are no longer
+    // followed would stay open during the wait for the asker.
     let own = find(host::peer_layout(socket), page, asker)?;
     let at_rest = |follower: &mut Follower| (follower.is_at_rest() && !follower.is_claimed()).then_some(());
     // The follower is locked until the asker has claimed the userfaultfd, so that nobody else reads the kernel's
@@ -89,7 +93,7 @@ pub fn serve(socket: &Seqpacket, page: HostVirt, asker: &PeerPages) -> io::Resul
     Ok(())
 }
 
-/// The child that is the asker.
+/// The followed child that is the asker; `None` if none is.
 fn find(layout: Option<(u64, u64)>, page: HostVirt, asker: &PeerPages) -> io::Result<Option<Arc<Kept>>> {
     let (family, others): (Vec<_>, Vec<_>) = keep::all().into_iter().partition(|kept| kept.has_layout(layout));
     // Children of other families are tried only if none of the family was the asker.
@@ -113,7 +117,7 @@ fn may_try_others() -> bool {
     may
 }
 
-/// Locks the follower of a child, and returns it once `look` finds something; `None` if that takes longer than
+/// Locks the follower of a child, and returns the lock once `look` returns a result; `None` if that takes longer than
 /// `patience`. Between two tries, the thread that follows the child reads its messages.
 fn hold<T>(
     kept: &Kept,
@@ -134,21 +138,21 @@ fn hold<T>(
     }
 }
 
-/// Whether a child is the asker.
+/// Whether this child is the asker.
 fn is_of(kept: &Kept, asker: &PeerPages, page: PageRange) -> io::Result<bool> {
     let tried = hold(kept, TRY_TIME, |follower| {
         if follower.is_claimed() {
-            // The agent that has claimed it keeps writers out of its pages, and lets them in, by itself.
+            // An agent has claimed this userfaultfd, and sets and lifts write protection by itself.
             return Some(Ok(Ok(false)));
         }
-        // A message that is unread has to be read first.
+        // `EAGAIN` means that a message is unread, which the thread that follows the child has to read first.
         Some(try_lots(follower, asker, page)).filter(|tried| !matches!(tried, Ok(Err(Errno::AGAIN))))
     });
     tried.map_or(Ok(false), |(_, tried)| Ok(tried? == Ok(true)))
 }
 
-/// Protects the page or not, by a random bit each time, and compares the asker's page table. Returns whether all agree.
-/// The inner error is the kernel's answer to a call on the userfaultfd.
+/// Write-protects the page or lifts the protection, by a random bit each time, and looks whether the asker's page table
+/// shows the same. Returns whether all agree. The inner error is the kernel's answer to a call on the userfaultfd.
 fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Result<Result<bool, Errno>> {
     let mut lots = [0; size_of::<u32>()];
     getrandom(&mut lots[..], GetRandomFlags::empty())?;
@@ -168,11 +172,12 @@ fn try_lots(follower: &Follower, asker: &PeerPages, page: PageRange) -> io::Resu
         }
     }
     if outcome == Ok(true) && follower.watch().register(page, Watch::Writes) == Err(Errno::BUSY) {
-        // A forked child may have several userfaultfds: those of its parent's agent, and of its grandparent's. This one
-        // looks after other memory of the child.
+        // A forked child may have several userfaultfds, made by the agents of its parent and of its grandparent. With
+        // this one, other memory of the child is registered.
         outcome = Ok(false);
     }
-    // Writers sleep no longer than this. If a message is unread, its reader lets them go on.
+    // Threads that wait to write the page go on from here. If that fails because a message is unread, the thread that
+    // reads it lets them go on.
     let lifted = follower.watch().protect(page, false);
     Ok(outcome.and_then(|is_it| lifted.map(|()| is_it)))
 }

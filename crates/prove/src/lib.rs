@@ -1,5 +1,5 @@
-//! The prover tells a member whether anybody else holds pages of its own. It is one process a service, with the right
-//! to see reference counts.
+//! The prover tells a member whether anybody else has references to page frames of its memory. Each service has one
+//! prover process, which has the right to see reference counts.
 //!
 //! A page that was folded and then written lies, private again, inside a private mapping of the pool's file. The kernel
 //! does not move it out of there. To fold it again, the agent has to keep writers out in another way, in two steps:
@@ -8,8 +8,8 @@
 //! 2. It has the prover show that nobody is left who can write the page without a page table.
 //!
 //! Such a writer may be a device in the middle of a read (`FOLL_PIN`). It may also be a system call or a driver with a
-//! plain reference (`get_user_pages`), a buffer registered with io_uring, or a pipe. All of them hold a reference of
-//! the frame. The kernel's own merger goes by the number of references, and so does the prover:
+//! plain reference (`get_user_pages`), a buffer registered with io_uring, or a pipe. All of them have a reference to
+//! the page frame. KSM decides by the number of references, and so does the prover:
 //!
 //! ```text
 //!   member's agent                                    prover                                       kernel
@@ -30,38 +30,41 @@
 //!   present, private, mapped nowhere else, and protected by a userfaultfd.
 //! - Its frame was a small page with one reference and one mapping.
 //!
-//! The proof holds **if the asker's protection is synchronous, stood before it asked, and stands until it has replaced
-//! the page**. Then nobody can write the page until it is replaced:
+//! The proof holds **if the asker's write protection is synchronous (a write fault waits for the asker), was there
+//! before it asked, and remains until the asker has replaced the page**. Then nobody can write the page until it is
+//! replaced:
 //!
 //! - *Through page tables.* The page tables of every processor, of KVM, and of devices that share them showed the
 //!   protection before the asker's call returned. A write since then faults, and waits for the asker.
-//! - *Through an old reference.* One that was taken before the protection and is still held is part of the count. A
-//!   holder that takes one without a lock checks the page table again after it has counted itself. It lets go if the
-//!   entry has changed. So either the holder sees the protection, or the prover sees the reference.
-//! - *Through a new reference.* One that may write needs a writable entry of a page table, and thus a write fault.
-//! - *Through another frame.* While somebody holds a reference, the kernel does not move the page to another frame. So
-//!   the prover read the count of the very frame that the holder refers to, whatever happened between the two looks at
-//!   the page table. A holder that let go between them can write no more.
+//! - *Through an old reference.* A reference that was taken before the protection and is still there is part of the
+//!   count. Kernel code that takes a reference without a lock (GUP-fast) checks the page-table entry again after it has
+//!   raised the count, and drops the reference if the entry has changed. So either this code sees the protection, or
+//!   the prover sees the reference.
+//! - *Through a new reference.* A reference for writing is taken through a writable page-table entry only, and so after
+//!   a write fault.
+//! - *Through another frame.* While there is a further reference, the kernel does not move the page to another frame.
+//!   So the prover has read the count of the very frame that the reference is to, even if the page-table entry changed
+//!   between its two readings. A reference that was dropped between them can no longer be used to write.
 //!
 //! Two things are *not* proven:
 //!
-//! - That nobody will *read* the frame. A reference for reading can be taken after the count was read. It goes on to
-//!   see the bytes as they were, which are those of the slot.
-//! - That the protection is synchronous. One that only notes writes looks the same from here.
+//! - That nobody will *read* the frame. A reference for reading can be taken after the count was read. Its holder goes
+//!   on to see the old bytes, which are the same as the slot's.
+//! - That the protection is synchronous. A protection under which the kernel only notes writes looks the same to the
+//!   prover.
 //!
-//! *Referenced* may be untrue a moment later, and is often untrue already when the prover says it. The kernel holds
-//! references of its own for a moment. It also keeps fresh pages on a list of each processor until the list is full. A
-//! place on a list counts as a reference. Where pages have one reference too many, the prover has these lists emptied,
-//! at most ten times a second, and looks again (`drain.rs`).
+//! *Referenced* may be untrue a moment later, and often is by the time the prover says it. The kernel takes references
+//! of its own for a moment. It also keeps new pages on a list of each processor until the list is full (a folio batch),
+//! and each page on a list has one more reference. Where pages have one reference too many, the prover has these lists
+//! emptied, at most ten times a second, and counts again (`drain.rs`).
 //!
 //! # Slots
 //!
 //! A group's worker asks the same of slots of its pool that no process maps any more, before it fills them again. The
-//! danger there is not a writer but a *reader* that has the frame without a mapping: a device, a socket, a pipe. The
-//! prover calls such a page free under two conditions. Its entry in the worker's page table was the same before and
-//! after. Its frame is a small page of a memory file, with one reference for each mapping and one for the file. The
-//! story and the duties
-//! of the worker are told in `crates/fold/src/proof.rs`.
+//! danger there is not a writer but a *reader* that has a reference to the frame and no mapping: a device, a socket, a
+//! pipe. The prover calls such a page free under two conditions. Its entry in the worker's page table was the same
+//! before and after. Its frame is a small page of a memory file, with one reference for each mapping and one for the
+//! file. `crates/fold/src/proof.rs` says what the worker has to do for this proof.
 //!
 //! # Who may ask, and about what
 //!

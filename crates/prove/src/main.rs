@@ -1,5 +1,6 @@
 //! `pagefold-prove`: the prover of a service, started by the supervisor. Its listening socket is its standard input.
-//! Its standard output is another socket, through which the supervisor tells it which users have members.
+//! Its standard output is another socket, through which the supervisor says which users have members, and hands on
+//! connections of members.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
@@ -21,7 +22,8 @@ struct Args {
     /// Become this user
     #[arg(long)]
     uid: Option<u32>,
-    /// Go on with the children of a prover that was killed, whose journal has this descriptor; no prover but that starts this
+    /// Go on with the children of a prover that was killed, whose journal has this descriptor; no prover but that
+    /// starts this
     #[arg(long, conflicts_with = "supervisor", requires = "socket")]
     successor: Option<i32>,
     /// The place at which its supervisor listens

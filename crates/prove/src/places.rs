@@ -1,17 +1,20 @@
-//! Places for children that are followed: whose they are, and what a child beyond them gets.
+//! Places for followed children (`keep.rs`): how many each user may have, and what happens to children for which no
+//! place is left.
 //!
 //! ```text
 //!   a child of a member, or of a followed child
 //!     | a place of its user's share is free -----------> is followed, and so by a successor (`act::Journal`)
-//!     |   few are left ---------------------------------> the same; the member is told, makes its memory private, and folds nothing for
-//!     |                                                     a while: children that come later have nothing to be followed
+//!     |   few are left ---------------------------------> the same; the member makes its folded memory private, and
+//!     |                                                     folds nothing for a while: children that it forks later
+//!     |                                                     inherit no mapping of the pool, and need no follower
 //!     | none is free -----------------------------------> is followed, and not by a successor; the member is told
-//!     | so many of its user's have none, too -----------> is left to its parent, if that is a member; nothing is read of its family
-//!                                                         until others have ended, if its parent is a followed child
+//!     | 4096 of its user have no place either ----------> is left to its parent, if that is a member; if it is a
+//!                                                         followed child, no events of it and its siblings are
+//!                                                         read until others have ended
 //! ```
 //!
-//! Children of a process are followed only if the process is a member, or its user has a member. So a stranger takes no
-//! place.
+//! Children of a process are followed only if the process is a member, or its user has a member. So users and processes
+//! outside of all groups take no places.
 
 use host::{Peer, Shares};
 use rustix::process::getuid;
@@ -19,34 +22,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::prove::Kept;
 
-/// Places for children of all users together, and those of root alone. Users without members have none.
+/// Places for followed children: 8192 for all users together, of which 1024 are kept for root. Users without members
+/// have none.
 const ALL: Shares = Shares { most: 8192, roots: 1024, others: (0, 0) };
-/// Places for children of one member.
+/// Most places for children of one member.
 const OF_MEMBER: usize = 1024;
-/// Most children of one user that are followed without a place.
+/// Most children of one user that are followed without a place (and not by a successor). Further ones are not followed.
 const WITHOUT: usize = 4096;
-/// Part of a share from which on few places are left: 3/4.
+/// Part of a user's or member's places that is taken when the member is told that few are left: 3/4.
 const FEW: (usize, usize) = (3, 4);
-/// Most ancestors of a process that are looked at, itself among them.
+/// Most processes that are checked when a process's ancestors are searched for a member, the process itself among them.
 const MOST_ANCESTORS: usize = 16;
-/// Number that stands between the users and the processes in a frame of the supervisor's.
+/// In a frame from the supervisor, the number that separates uids from pids.
 const THEN_PROCESSES: u32 = u32::MAX;
 
-/// Users and processes that have a claim to places.
+/// Users and processes whose children may get places.
 #[derive(Debug)]
 pub struct Claims {
-    /// Users who have members, or are workers'.
+    /// Users who have members, and users as which workers run.
     pub users: BTreeSet<u32>,
     members: BTreeSet<u32>,
 }
 
 impl Claims {
-    /// None at all.
+    /// No user and no process has a claim.
     pub const fn none() -> Self {
         Self { users: BTreeSet::new(), members: BTreeSet::new() }
     }
 
-    /// The claims that a supervisor tells.
+    /// The claims in a frame from the supervisor.
     pub fn of(frame: &[u8]) -> Self {
         let numbers: Vec<u32> = frame.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect();
         let mut parts = numbers.split(|number| *number == THEN_PROCESSES).map(|part| part.iter().copied().collect());
@@ -62,27 +66,27 @@ impl Claims {
     }
 }
 
-/// A process, its parent and so on.
+/// This process, its parent, the parent's parent and so on: [`MOST_ANCESTORS`] at most.
 fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // Behind the name, which may have any characters: the state, and the parent.
+        // The name, which may have any characters, ends at the last `)`. Behind it are the state and the parent's pid.
         stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent != 0)
     };
     std::iter::successors(Some(pid), parent).take(MOST_ANCESTORS)
 }
 
-/// Whether this is the user of keepers.
+/// Whether this is the user as which this keeper, and so other keepers of the service, run.
 pub fn is_keepers(uid: u32) -> bool {
     uid == getuid().as_raw()
 }
 
 static CLAIMS: Mutex<Claims> = Mutex::new(Claims::none());
 
-/// Children of each user: with a place, and without.
+/// Number of followed children of each user: with a place, and without one.
 static TAKEN: Mutex<BTreeMap<u32, [usize; 2]>> = Mutex::new(BTreeMap::new());
 
-/// The claims.
+/// The claims that the supervisor has told last.
 pub fn claims() -> MutexGuard<'static, Claims> {
     CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -111,12 +115,12 @@ impl Place {
         Self { uid, is_placed }
     }
 
-    /// The answer to the member whose child this is. `of_family` children of that member have places.
+    /// The answer to the member that handed this child over. `of_family` children of the member are followed.
     pub fn answer(&self, of_family: usize) -> Kept {
         let (users, taken) = (users_and(self.uid), taken());
         let own = taken.get(&self.uid).map_or(0, |[placed, _]| *placed);
-        // Few places are left if the user has 3/4 of its share. So there must be room for another third of those that
-        // it has.
+        // Few places are left once the user has taken 3/4 of its share. If it has taken less, another third of what it
+        // has taken still fits.
         let is_plenty = has_room(self.uid, &users, &taken, own * (FEW.1 - FEW.0) / FEW.0);
         let is_full = !self.is_placed || !is_plenty || of_family * FEW.1 >= OF_MEMBER * FEW.0;
         if is_full { Kept::Last } else { Kept::Yes }
@@ -133,19 +137,19 @@ impl Drop for Place {
     }
 }
 
-/// Users with a claim, and this user: a member may have changed its user since it became a member.
+/// Users with a claim, and this user, which may have none: a member may have changed its uid since it became a member.
 fn users_and(uid: u32) -> BTreeSet<u32> {
     let mut users = claims().users.clone();
     users.insert(uid);
     users
 }
 
-/// Whether another child of this user's may be followed.
+/// Whether another child of this user may be followed, with a place or without.
 pub fn may_have_another(uid: u32) -> bool {
     taken().get(&uid).is_none_or(|[_, without]| *without < WITHOUT)
 }
 
-/// Whether a place is left for this user, once it has taken `many` more.
+/// Whether a place would still be left for this user if it took `many` more places now.
 fn has_room(uid: u32, users: &BTreeSet<u32>, taken: &BTreeMap<u32, [usize; 2]>, many: usize) -> bool {
     let all = taken.iter().flat_map(|(user, [placed, _])| std::iter::repeat_n(*user, *placed));
     ALL.have_room(uid, users, all.chain(std::iter::repeat_n(uid, many)))
@@ -155,7 +159,7 @@ fn has_room(uid: u32, users: &BTreeSet<u32>, taken: &BTreeMap<u32, [usize; 2]>, 
 mod tests {
     use super::*;
 
-    /// Takes places for a user, or more than there are. Says how many those were, and how many before few were left.
+    /// Takes places for a user until none is left. Returns how many it got, and how many of them before few were left.
     fn fill(uid: u32, places: &mut Vec<Place>) -> (usize, usize) {
         let (mut placed, mut plenty) = (0, 0);
         for own in 0..ALL.most {
@@ -173,7 +177,8 @@ mod tests {
         (placed, plenty)
     }
 
-    /// Children beyond 1,024 of a member, and 8,192 in all, were once dropped without a word, also where one user's processes had filled all places.
+    /// Children beyond 1,024 of a member, and 8,192 in all, were once dropped without a word, also where one user's
+    /// processes had filled all places.
     #[test]
     fn user_fills_own_share_and_is_told_before() {
         claims().users = BTreeSet::from([7, 8]);

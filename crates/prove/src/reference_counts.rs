@@ -1,17 +1,18 @@
-//! Reference counts of page frames, by the kernel's own account: they tell whether anybody else holds a page.
+//! Reference counts of page frames, read from the kernel's `struct page`: they show whether anybody else has a
+//! reference to a page.
 //!
 //! Each of these holds a reference of a page's frame, and counts:
 //!
-//! - a device that reads or writes the page,
-//! - a pipe that the page was lent to,
-//! - a system call in the middle of it,
+//! - a device that reads or writes the page (DMA),
+//! - a pipe that the page was given to (`vmsplice`),
+//! - a system call that is copying to or from the page,
 //! - the page cache,
 //! - each page table that maps it.
 //!
 //! So a private page that is mapped once and has a count of one is held by that one mapping and by nobody else. A page
-//! of a memory file whose count is one more than its mappings is held by these mappings and by the file alone. The
-//! kernel's own merger goes by this number (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can see
-//! tells a plain reference from none.
+//! of a memory file whose count is one more than its mappings is held by these mappings and by the file alone. KSM
+//! decides by this number, too (`write_protect_page` in `mm/ksm.c`). Nothing else that user space can read shows
+//! whether there is a plain reference.
 //!
 //! The count is in the frame's `struct page`, and a BPF program may copy from there:
 //!
@@ -24,23 +25,26 @@
 //! The kernel's type information ([`Btf`]) tells where the fields of `struct page` lie. The address of the array of all
 //! pages (`vmemmap`) is randomised, and is found in three steps:
 //!
-//! 1. Pages of our own are lent to a pipe. The kernel's `struct pipe_buffer` then names each one's `struct page`.
-//! 2. A first program follows the pointers from the current task to these, which gives the array's address.
-//! 3. The address is tried: a page that is lent n times must count n more than when it is given back.
+//! 1. Pages of this process are given to a pipe (`vmsplice`). The kernel's `struct pipe_buffer` then points to the
+//!    `struct page` of each.
+//! 2. A first program follows the pointers from the current task to these pipe buffers, which gives the array's
+//!    address.
+//! 3. The address is tested: a page that is in n slots of the pipe must have a count n higher than after the pipe is
+//!    closed.
 //!
-//! Only kernels with one array of all `struct page` are supported (`SPARSEMEM_VMEMMAP`), which their types tell.
+//! Only kernels with one array of all `struct page` are supported (`SPARSEMEM_VMEMMAP`).
 //!
-//! The second program stays loaded. It reads within that array and nowhere else, for any question. Loading takes root
+//! The second program stays loaded. For any question, it reads only within this array. Loading takes root
 //! (`CAP_BPF` and `CAP_PERFMON`); running a loaded program takes nothing but the descriptor.
 //!
 //! # The meaning of an answer
 //!
 //! An answer is about the moment of the reading, because references come and go. [`Held::Free`] says that in that
 //! moment one mapping held the frame, and nobody else did. The caller has to ensure that it was still the frame of a
-//! certain page, and that no reference has been added since. The [crate's story](crate) tells how.
+//! certain page, and that no reference has been added since. The [crate's documentation](crate) says how.
 //!
-//! [`Held::Referenced`] is not certain. The kernel itself holds references for a moment, and fresh pages count on
-//! processors' lists for a while (`drain.rs`).
+//! [`Held::Referenced`] is not certain. The kernel itself takes references for a moment, and a new page has one more
+//! reference while it is on a processor's list (`drain.rs`).
 
 use host::bpf::{self, Instruction, op};
 use host::{Error, Pagemap, Result};
@@ -57,16 +61,17 @@ use wire::prove::Kind;
 
 /// The running kernel's type information.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// Most frames of one run of the program.
+/// Most frames that one run of the BPF program looks at.
 const BATCH: usize = 512;
 /// Bits of a frame's number on machines of up to 64 TiB. Larger numbers are not looked up, as the array may end there.
 const FRAME_BITS: i32 = 34;
-/// Words copied of each `struct page`: all of it, unless it has debugging fields.
+/// Number of 64-bit words that are copied from each `struct page`: all of it, unless it has debugging fields.
 const HEAD_WORDS: usize = 8;
 const HEAD_BYTES: usize = HEAD_WORDS * size_of::<u64>();
-/// Slots of a fresh pipe.
+/// Number of slots of a new pipe.
 const PIPE_SLOTS: usize = 16;
-/// Attempts to find and try the array: the kernel's own use of our pages may spoil one.
+/// Most attempts to find and test the array of all pages. One may fail because the kernel takes references to our pages
+/// by itself.
 const ATTEMPTS: usize = 20;
 
 /// The memory that the programs and this process share.
@@ -76,7 +81,7 @@ struct Shared {
     frames: [Cell<u64>; BATCH],
     /// Out: the head of each `struct page`.
     heads: [[Cell<u64>; HEAD_WORDS]; BATCH],
-    /// In: how many frames.
+    /// In: the number of frames in `frames`.
     count: Cell<u64>,
     unused: [u64; PAGE_BYTES / 8 - 1],
 }
@@ -85,7 +90,7 @@ const HEADS: i32 = std::mem::offset_of!(Shared, heads) as i32;
 const COUNT: i32 = std::mem::offset_of!(Shared, count) as i32;
 const _: () = assert!(size_of::<Shared>() == 10 * PAGE_BYTES && HEADS == 4096 && HEAD_BYTES == 64);
 
-/// The holders of a frame.
+/// What the reference count of a frame says about its holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// A small private page that its one mapping holds, and nobody else. Or a small page of a memory file that the file
@@ -97,7 +102,7 @@ pub enum Held {
     Unknown,
 }
 
-/// Sizes, places and flags of the kernel's structures that are read.
+/// Sizes of kernel structures, offsets of their members in bytes, and flags, by BTF.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     page_bytes: i32,
@@ -106,9 +111,11 @@ struct Layout {
     mapping: usize,
     mapcount: usize,
     refcount: usize,
-    /// Flags in `struct page` of pages whose holders are not known: pages of a huge page, pages in the swap cache.
+    /// Flags in `struct page` of pages for which the answer is [`Held::Unknown`]: pages of a huge page, and pages in
+    /// the swap cache.
     untold: u64,
-    /// Flag of pages that have no place in a file system: private ones, and those of memory files.
+    /// Flag of pages that are written to swap and not to a file system (`PG_swapbacked`): private pages, and pages of
+    /// memory files.
     swap_backed: u64,
     /// Offsets of the pointers from the current task to its open files.
     to_files: [i32; 3],
@@ -148,8 +155,8 @@ impl Layout {
         let word = |at: usize| head[at / 8];
         // The kernel counts mappings from -1 on, so that 0 is one.
         let number = |at: usize| (word(at) >> (at % 8 * 8)) as u32 as i32;
-        // In a huge page, each small page but the first points to the first. The lowest bits of a private page's
-        // `mapping` are 01, and of a file's page 00; that of a page without an owner is 0.
+        // In a huge page, each small page but the first points to the first. The two lowest bits of `mapping` are 01
+        // for a private page and 00 for a file's page. The whole word is 0 for a page without an owner.
         let tail = word(self.compound_head) & 1 == 1;
         let (flags, mapping) = (word(self.flags), word(self.mapping));
         if tail || flags & self.untold != 0 || mapping == 0 {
@@ -158,7 +165,7 @@ impl Layout {
         let (references, more_mappings) = (number(self.refcount), number(self.mapcount));
         let expected = match (kind, mapping & 3) {
             (Kind::Private, 1) if more_mappings >= 0 => 1,
-            // Each mapping counts once, and the file's page cache once.
+            // Each mapping is one reference, and the page cache another one.
             (Kind::Slot, 0) if more_mappings >= 0 && flags & self.swap_backed != 0 => more_mappings.saturating_add(2),
             _ => return Held::Unknown,
         };
@@ -179,8 +186,8 @@ fn kernel_types() -> Result<Btf> {
     Btf::parse(&bytes).ok_or_else(|| failed(io::Error::other("not the form that is documented")))
 }
 
-/// The first program. It puts the address of the page in slot `n` of the pipe that is open as `pipe` into `frames[n]`
-/// of the map's value.
+/// The first program. It writes to `frames[n]` of the map's value the address of the `struct page` that slot `n` of a
+/// pipe points to; `pipe` is the pipe's descriptor.
 fn follow_program(map: i32, pipe: i32, layout: &Layout) -> Vec<Instruction> {
     let mut code = vec![
         op(0x18, 7, 2, 0, map), // r7 = the map's value (two slots)
@@ -308,21 +315,21 @@ impl ReferenceCounts {
     /// Most frames that one run looks at.
     pub const BATCH: usize = BATCH;
 
-    /// Loads the program, finds the array of all pages, and tries both on pages of our own.
+    /// Loads the BPF programs, finds the array of all pages, and tests both on pages of this process.
     ///
     /// # Errors
     /// One of these holds:
     ///
     /// - Rights are missing, or the kernel is locked down.
     /// - The kernel was built without BPF, without its types, or without one array of all pages.
-    /// - The array that was found does not count as it should.
+    /// - The counts in the array that was found are not as expected.
     pub fn open() -> Result<Self> {
         let btf = kernel_types()?;
         Self::try_open(&btf).map_err(|e| Error::file("read reference counts of page frames through", "bpf(2)", e))
     }
 
     fn try_open(btf: &Btf) -> io::Result<Self> {
-        // The member is there only with the one array.
+        // Kernels have this member only if all `struct page` are in one array (`SPARSEMEM_VMEMMAP`).
         if btf.offset("mem_section_usage.subsection_map").is_none() {
             return Err(io::Error::other("the kernel's pages are not one array (CONFIG_SPARSEMEM_VMEMMAP)"));
         }
@@ -330,7 +337,8 @@ impl ReferenceCounts {
             io::Error::other("the kernel's types lack what tells who holds a page, or have it elsewhere")
         })?;
         let mut attempts = (0..ATTEMPTS).map(|_| Self::find(layout));
-        // Only a failed trial (`None`) is tried again, because it may be due to chance. An error would come again.
+        // After a failed test (`None`) there is another attempt, because it may have failed by chance. An error would
+        // come again.
         let done = |found: &io::Result<Option<Self>>| !matches!(found, Ok(None));
         match attempts.find(done) {
             Some(found) => found?.ok_or_else(|| io::Error::other("nothing was found")),
@@ -338,7 +346,7 @@ impl ReferenceCounts {
         }
     }
 
-    /// Finds the array and tries it; `None` if it does not count as it should.
+    /// Finds the array of all pages, and tests it on pages of this process; `None` if their counts are not as expected.
     fn find(layout: Layout) -> io::Result<Option<Self>> {
         let mut own = LentPages::new()?;
         let mut shared = SharedMap::new()?;
@@ -398,10 +406,10 @@ impl ReferenceCounts {
     }
 }
 
-/// Pages of our own that are lent to a pipe, each a known number of times.
+/// Pages of this process that are in slots of a pipe (`vmsplice`), each in a known number of slots.
 struct LentPages {
     pages: OwnPages,
-    /// Closing it gives the pages back.
+    /// Closing the pipe drops its references to the pages.
     pipe: Option<Pipe>,
 }
 
@@ -422,7 +430,7 @@ impl LentPages {
         page as u32 % 3 + 1
     }
 
-    /// The page in a slot of the pipe: they are lent one after the other.
+    /// The number of the page in this slot of the pipe. Page 0 comes first, in as many slots as [`Self::times`] says.
     fn in_slot(slot: usize) -> usize {
         let mut slots = (0..Self::PAGES).flat_map(|page| (0..Self::times(page)).map(move |_| page));
         slots.nth(slot).unwrap_or(Self::PAGES - 1)
@@ -483,7 +491,7 @@ impl OwnPages {
         unsafe { self.page(page).write_volatile(7) }
     }
 
-    /// Lends a page to a pipe, from which nobody reads.
+    /// Puts a page into the next slot of a pipe, from which nobody reads.
     fn lend(&self, page: usize, pipe: &Pipe) -> io::Result<()> {
         let lent = libc::iovec { iov_base: self.page(page).cast(), iov_len: PAGE_BYTES };
         // SAFETY: the kernel reads one iovec, which outlives the call. The pipe keeps the frame as it is, also beyond

@@ -17,16 +17,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Places for connections. A member takes two, one of them for the children that it forks. Users without members have none, but for
-/// forked children of members.
+/// Places for connections: 2048 in all, of which 256 are kept for root. A member takes two, one of them for the
+/// children that it forks. Users without members have 256 together, and 32 each: these are for forked children of
+/// members that have changed their user.
 const PLACES: Shares = Shares { most: 2048, roots: 256, others: (256, 32) };
-/// Connections that are accepted in 50 ms. Users with members come through the supervisor.
+/// Most connections that are accepted in 50 ms.
 const PACE: usize = 4;
 /// Pause after a failure to accept a connection, and between two checks for followed children: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Longest time between two attempts at a standby: 1 s.
+/// Longest time between two checks whether the standby lives: 1 s.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Longest list of users and members, in bytes.
+/// Longest frame from the supervisor, which lists users and members, in bytes.
 const USERS_BYTES: usize = 128 << 10;
 /// Stack of a connection's thread, in bytes: its calls are not deep.
 const STACK_BYTES: usize = 128 << 10;
@@ -37,9 +38,9 @@ pub struct Serving<'a> {
     pub listener: SeqpacketListener,
     /// A pidfd of the supervisor.
     pub supervisor: &'a OwnedFd,
-    /// Through it, the supervisor says who has a claim to places, by numbers of 4 bytes each, little-endian. They are the users with
-    /// members, `u32::MAX`, and the members' process ids. A frame that carries a file hands on the connection of a member that cannot
-    /// connect by itself. A second file is that member's pagemap.
+    /// Through it, the supervisor says who has a claim to places, by numbers of 4 bytes each, little-endian. They are
+    /// the users with members, `u32::MAX`, and the members' process ids. A frame that carries a file hands on the
+    /// connection of a member that cannot connect by itself. A second file is that member's pagemap.
     pub users: Seqpacket,
 }
 
@@ -56,8 +57,8 @@ pub fn serve(with: Serving<'_>, counts: ReferenceCounts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goes on with the children of a keeper that was killed, until none is left. `journal` is the number of its journal's file, and
-/// `socket` the place where its supervisor listens.
+/// Goes on with the children of a keeper that was killed, until none is left. `journal` is the descriptor of its
+/// journal's file, and `socket` the path at which its supervisor has members connect to the keeper.
 ///
 /// # Errors
 /// There is no journal, or memory is short.
@@ -78,7 +79,7 @@ fn wait_for_children(path: Option<&Path>, successor: &mut Successor) {
     }
 }
 
-/// A standby of this process, started again should it be killed.
+/// A standby of this process. It is started again if it is killed.
 struct Successor {
     journal: Arc<Journal>,
     arguments: Vec<CString>,
@@ -97,7 +98,7 @@ impl Successor {
         Ok(this)
     }
 
-    /// Starts a standby where there is none.
+    /// Starts a standby if there is none, or if the last one was killed.
     fn look(&mut self) {
         if self.standby.take_if(|standby| standby.has_ended()).is_some() {
             note!("the prover's standby was killed");
@@ -157,7 +158,8 @@ fn accept_all(with: &Serving<'_>, counts: ReferenceCounts, successor: &mut Succe
     }
 }
 
-/// Serves a connection in a thread of its own, if its user may have another one.
+/// Serves a connection in a thread of its own, if the peer has a claim and its user may have another connection.
+/// Otherwise closes it.
 fn give_place(
     socket: Seqpacket,
     pagemap: Option<Pagemap>,

@@ -18,10 +18,10 @@
 //!
 //! Each message is one datagram: a letter, and numbers of eight bytes.
 //!
-//! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. It makes both
-//! ends of a socket, so that the kernel notes its process at the end that the service gets. The first frame to it is
-//! [`FILES`], with the process's page table, and with the device that makes userfaultfds if there is one. Not every
-//! process may open these files by itself.
+//! The agent cannot connect by itself: the service's sockets may not be there in its mount namespace. So it makes both
+//! ends of a socket, and hands one end on: the kernel then tells the service that the agent's process is the peer. The
+//! first frame to the agent is [`FILES`]. With it come the process's pagemap and, if there is one, the device
+//! `/dev/userfaultfd`, both open. Not every process may open these files by itself.
 
 use page::{HostVirt, PageRange};
 
@@ -33,37 +33,42 @@ const MOST: usize = 64;
 /// The first frame to the agent.
 pub const FILES: [u8; 1] = *b"u";
 
-/// Most files that one question is about, and most tables that are told.
+/// Most descriptors that one question names, and most threads that one answer names.
 pub const ASKED_MOST: usize = MOST - 2;
 
-/// Pages of the gate that leads a program's calls to the agent: code, which begins with what all ways lead to, and data.
+/// Pages of the *gate*, the code that leads calls of `mremap` in the program's C library to the agent: one page of code
+/// and one of data. The code begins with the part to which all *ways* (see [`GATE_WAYS_AT`]) jump.
 pub const GATE_PAGES: u64 = 2;
-/// Offset in the page of code of the ways to that code, one for each C library, in bytes: see [`GATE_WAY_BYTES`].
+/// Offset of the ways in the gate's page of code, in bytes. A way is the piece of code to which one C library's
+/// `mremap` jumps, and which jumps to the beginning of the gate.
 pub const GATE_WAYS_AT: usize = 2048;
-/// Size of a way, in bytes.
+/// Size of one way in the gate's code, in bytes.
 pub const GATE_WAY_BYTES: usize = 64;
-/// Most ways.
+/// Most ways in a gate: the most C libraries in one process whose calls are led to the agent.
 pub const GATE_WAYS: usize = 4;
 /// Offset of [`GATE_MARK`] in the page of code, in bytes.
 pub const GATE_MARK_AT: usize = 4080;
-/// Distinguishes a gate of this version from other memory. The mark changes with the gate's code and the layout of its
-/// pages.
+/// Bytes in the gate's page of code by which a gate of this version is told from other memory. They are changed when
+/// the gate's code or layout changes.
 pub const GATE_MARK: [u8; 16] = *b"pagefold gate 03";
 
 /// A question about the process. Default filters of containers forbid the system calls that would answer it
 /// (`kcmp`, `pidfd_getfd`, `statmount`), so that the agent does not make them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// One thread of each table of open files, but for the agent's own table. No answer: there are more than can be told.
+    /// One thread for each table of open files in the process, but for the table that the agent itself uses. The answer
+    /// is empty if there are more than fit into it.
     Tables,
-    /// A [`Socket`] for each of these descriptors in the table of a thread.
+    /// What kind of socket each of these descriptors is, in the table of open files of a thread. The answer has a
+    /// [`Socket`] for each.
     Sockets {
         /// The thread.
         thread: u64,
         /// [`ASKED_MOST`] descriptors at most.
         files: Vec<u64>,
     },
-    /// The file system (`f_type`) of the mount with this number, as the process sees it. No answer: not known.
+    /// The type (`f_type`) of the file system of the mount with this unique number, as the process sees it. The answer
+    /// is empty if it is not known.
     FileSystem(u64),
 }
 
@@ -72,7 +77,7 @@ pub enum Question {
 pub enum Socket {
     /// The descriptor was closed or stands for another file by now, or its thread has ended.
     Closed,
-    /// The kernel does not tell.
+    /// The kernel does not say what it is.
     Unknown,
     /// A socket.
     Open {
@@ -125,16 +130,16 @@ impl Server {
         }
     }
 
-    /// The server that such a frame is for.
+    /// The server that this frame names; `None` if it names none.
     pub fn of(frame: &[u8]) -> Option<Self> {
         [Self::Worker, Self::Prover].into_iter().find(|server| server.frame() == frame)
     }
 }
 
-/// From the agent.
+/// A message from the agent to the program that put it into the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromAttached {
-    /// Stop all threads of the process but these.
+    /// Request to stop all threads of the process but the agent's own.
     Halt {
         /// Number of the request.
         number: u64,
@@ -143,11 +148,11 @@ pub enum FromAttached {
     },
     /// These are the agent's own threads.
     Threads(Vec<u64>),
-    /// Let the stopped threads go on.
+    /// Let the threads that were stopped for the last [`Self::Halt`] go on.
     Go,
-    /// Hand the socket that comes with it on.
+    /// Hand on the socket that comes with this message to the service.
     Connect(Server),
-    /// Look at the process.
+    /// A question about the process.
     Ask {
         /// Number of the question.
         number: u64,
@@ -158,24 +163,24 @@ pub enum FromAttached {
     Gate(HostVirt),
     /// The process has forked.
     Born,
-    /// Where the agent lies.
+    /// Where the agent's code and stack lie in the process.
     Here {
         /// Memory of the object and its stack.
         object: PageRange,
         /// Whether all private anonymous memory is folded.
         all_anonymous: bool,
     },
-    /// All is as it was before the agent came, but for these mappings, in which the agent's threads run. The threads
-    /// end now.
+    /// The agent has undone everything but these mappings, which hold its own code and stacks. Its threads end now, and
+    /// the program that put it there must unmap them.
     Left(Vec<PageRange>),
 }
 
-/// To the agent.
+/// A message to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAttached {
-    /// The threads are stopped.
+    /// Answer to the request to halt with this number: the threads are stopped.
     Halted(u64),
-    /// The threads cannot be stopped at the moment, and go on.
+    /// Answer to the request to halt with this number: the threads cannot be stopped at the moment, and go on.
     NotNow(u64),
     /// Answers to a question.
     Told {

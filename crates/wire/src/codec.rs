@@ -1,6 +1,6 @@
 //! Reading and writing the fields of a frame, bounded.
 
-/// A frame that no honest peer sends.
+/// Why a frame is not valid. No honest peer sends such a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The frame ends within a field.

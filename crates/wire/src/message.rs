@@ -9,18 +9,19 @@ use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange, PoolSlot};
 pub const VERSION: u16 = 3;
 /// Longest frame, in bytes.
 pub const FRAME_BYTES: usize = 64 << 10;
-/// Most pages whose fingerprints one frame may carry.
+/// Most pages whose fingerprints one `Rested` frame may carry.
 pub const RESTED_PAGES: usize = 4096;
-/// Most pages that one frame may ask to fold.
+/// Most pages that one `Fold` frame may ask to fold.
 pub const FOLD_PAGES: usize = 1024;
-/// Pages that fit into a donation window.
+/// Pages of a donation window: the memory file of each connection into which the agent copies pages for the worker.
 pub const DONATION_PAGES: usize = 256;
 
-/// Most runs that one frame may carry.
+/// Most runs (of consecutive pages) that one frame may carry.
 pub const RUNS: usize = 2048;
 /// Longest reason for the end of a connection, in bytes.
 const REASON_BYTES: usize = 256;
-/// Bound of user space's addresses on every architecture we know.
+/// End of the address space of user programs: larger addresses are refused. 2^57 is enough for every architecture we
+/// know.
 const ADDRESS_END: u64 = 1 << 57;
 
 /// The first message of an agent.
@@ -28,11 +29,11 @@ const ADDRESS_END: u64 = 1 << 57;
 pub struct Hello {
     /// [`VERSION`] of the agent.
     pub version: u16,
-    /// Whether the member folds whatever rests, short-lived or not.
+    /// Whether the member folds all pages at rest, even if they were written soon after earlier folds.
     pub eager: bool,
 }
 
-/// Consecutive pages that have rested.
+/// Consecutive pages that nobody wrote for an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestedRun {
     /// The first page.
@@ -80,19 +81,21 @@ pub struct FoldRun {
 pub enum Outcome {
     /// The page maps the slot, or nothing if its target was [`Target::Zero`].
     Folded = 0,
-    /// The page's bytes were not the slot's, and the page was put back.
+    /// The page's bytes differed from the slot's, and the page was put back in its place.
     Changed = 1,
     /// The kernel would not move the page: it is pinned for DMA, shared after a fork, or locked for the moment.
     Busy = 2,
     /// The page is not, or no longer, private anonymous memory that may be folded.
     Gone = 3,
-    /// The member has as many mappings as it may spend on folding.
+    /// The member has so many mappings (VMAs) that folding may add no more.
     NoVma = 4,
-    /// The member has a file open through which its memory may be written without a pin.
+    /// The member has a file open through which a driver may write to its memory without pinning the pages
+    /// (`FOLL_PIN`).
     Unpinned = 5,
     /// Host memory was short.
     NoMemory = 6,
-    /// The member folds nothing for the moment: it was told so, or has yielded to a migration or a snapshot.
+    /// The member folds nothing for the moment: its worker told it not to, or a migration or a snapshot uses the
+    /// userfaultfd of its memory.
     Off = 7,
 }
 
@@ -136,7 +139,7 @@ pub enum ZeroPages {
     /// Fold them like any other.
     #[default]
     Share = 0,
-    /// Leave them as they are: the program will probably write them soon.
+    /// Do not fold them: the program will probably write them soon.
     Ignore = 1,
     /// Fold them while the member is nearly idle.
     WhenIdle = 2,
@@ -154,8 +157,8 @@ pub enum HugePages {
 /// The settings of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Most pages to fingerprint a second. `None`: all that rest, and the agent chooses the interval of its rounds, so
-    /// that watching for writes costs about one percent of a core.
+    /// Most pages to fingerprint a second. `None`: all pages at rest. The agent then chooses the interval of its rounds
+    /// so that looking for written pages takes about 1% of a processor.
     pub pages_per_s: Option<u32>,
     /// Whether to fold.
     pub fold: FoldMode,
@@ -163,9 +166,10 @@ pub struct Pace {
     pub zero_pages: ZeroPages,
     /// Whether to report huge pages at all.
     pub huge_pages: HugePages,
-    /// The first wanted fingerprint. A full index covers the hash space in passes, a part at a time.
+    /// Pages with fingerprints from this one to `last` are to be reported. A full index covers the hash space in
+    /// passes, a part at a time.
     pub first: Fingerprint,
-    /// The last wanted fingerprint.
+    /// The last fingerprint of pages that are to be reported.
     pub last: Fingerprint,
 }
 
@@ -174,25 +178,28 @@ pub struct Pace {
 pub enum ToWorker {
     /// The first frame of a connection.
     Hello(Hello),
-    /// Slots that the member maps since an earlier connection.
+    /// Pages that were folded in an earlier connection of this process, and the slots that they still map.
     Held(Vec<SlotRun>),
     /// Pages that nobody wrote for an interval, and their fingerprints, run after run. In a huge page, 0 stands for a
     /// page that is not to be folded.
     Rested(Vec<RestedRun>, Vec<Fingerprint>),
-    /// For each page of [`ToAgent::Donate`], whether it lies in the donation window, at its place in the order asked.
+    /// For each page of a [`ToAgent::Donate`] request (with the request's number), in its order: whether the page was
+    /// copied into the donation window, at the place of this order.
     Donated(u32, Vec<bool>),
-    /// The result for each page of [`ToAgent::Fold`], in its order.
+    /// The result for each page of a [`ToAgent::Fold`] request (with the request's number), in its order.
     Folded(u32, Vec<Outcome>),
     /// These places map their slots no longer: they were written, discarded or unmapped.
     Released(Vec<SlotRun>),
-    /// The lease of this epoch is mapped, and no older one.
+    /// The member maps the lease of this epoch, and no older one. (A lease shows the worker whether the member or its
+    /// forked children may still map slots.)
     LeaseTaken(u32),
-    /// The member maps a template's file here, at the place that the slot has in it, as one mapping. Every page shows its slot,
-    /// its *home*, unless it is released.
+    /// The member maps a template's file here as one mapping, from the page that is this slot on. Every page shows its
+    /// own slot of the template (its *home*), unless the page is released.
     Home(Vec<SlotRun>),
     /// Counters and state, about once a second.
     Stats(Box<MemberStats>),
-    /// For each page of [`ToAgent::Why`], in its order, why it was not reported; [`Why::Other`] where it was.
+    /// For each page of a [`ToAgent::Why`] request (with the request's number), in its order: why it was not reported,
+    /// or [`Why::Other`] if it was.
     Because(u32, Vec<Why>),
     /// The agent closes the connection, for this reason. Nothing follows.
     Bye(String),
@@ -206,7 +213,7 @@ pub enum ToAgent {
     Welcome(u16),
     /// A segment of the pool, its number and how many slots it has; with it, a file that can only be read.
     Segment(u8, u32),
-    /// The lease of a new epoch; with it, a file to map, shared, in place of the last epoch's.
+    /// The lease of a new epoch; with it, an empty file to map (`MAP_SHARED`) in place of the earlier epoch's.
     Lease(u32),
     /// New settings.
     Pace(Pace),
@@ -216,12 +223,12 @@ pub enum ToAgent {
     Fold(u32, Vec<FoldRun>),
     /// Report every page again: the index was emptied.
     Again,
-    /// Memory for this number of pages that become private is promised, in place of what is left of the last promise. A
-    /// pace under which nothing is unfolded ends the promise.
+    /// The member may make this number of pages private: the host keeps memory for them. The number replaces what is
+    /// left of an earlier one. Settings ([`Self::Pace`]) other than [`FoldMode::Unfold`] end the promise.
     Room(u64),
     /// Why are these pages not reported?
     Why(u32, Vec<PageRange>),
-    /// Make all pages private, and end. The process goes on without an agent.
+    /// Make all folded pages private, and end the agent. The process goes on without it.
     Leave,
 }
 
@@ -366,7 +373,7 @@ impl ToWorker {
     /// Reads a frame.
     ///
     /// # Errors
-    /// No honest agent sends it.
+    /// The frame is not valid: no honest agent sends it.
     pub fn decode(frame: &[u8]) -> std::result::Result<Self, Malformed> {
         let r = &mut Reader::new(frame);
         let message = match r.u16()? {
@@ -399,7 +406,7 @@ impl ToWorker {
         Ok(message)
     }
 
-    /// Replaces `frame` by this message. The message must keep to the bounds of this module, or nobody will read it.
+    /// Replaces `frame` by this message. A message beyond the bounds of this module is refused by the receiver.
     pub fn encode(&self, frame: &mut Vec<u8>) {
         frame.clear();
         let w = &mut Writer(frame);
@@ -452,7 +459,7 @@ impl ToAgent {
     /// Reads a frame.
     ///
     /// # Errors
-    /// No honest worker sends it.
+    /// The frame is not valid: no honest worker sends it.
     pub fn decode(frame: &[u8]) -> std::result::Result<Self, Malformed> {
         let r = &mut Reader::new(frame);
         let message = match r.u16()? {
@@ -487,7 +494,7 @@ impl ToAgent {
         Ok(message)
     }
 
-    /// Replaces `frame` by this message. The message must keep to the bounds of this module, or nobody will read it.
+    /// Replaces `frame` by this message. A message beyond the bounds of this module is refused by the receiver.
     pub fn encode(&self, frame: &mut Vec<u8>) {
         frame.clear();
         let w = &mut Writer(frame);

@@ -12,23 +12,24 @@
 //! An agent asks about private pages. A question that ends with one more byte, [`SLOTS`], is a worker's: it is about
 //! pages of memory files ([`Kind`]).
 //!
-//! Each is one datagram (`SOCK_SEQPACKET`), little-endian. Neither side allocates: a question is written into a buffer
-//! of the caller's, and an answer is read from one.
+//! Each message is one datagram (`SOCK_SEQPACKET`), with little-endian numbers. Neither side allocates: a question is
+//! written into a buffer of the caller's, and an answer is read from one.
 //!
-//! The prover's process is also the *keeper*. It has the right to switch on events of forks, and it follows children of
-//! members after their parents have ended. It does so for users who have members, and for members. The agent sends it a userfaultfd
-//! with a frame, which says what the userfaultfd is for:
+//! The prover's process is also the *keeper*. It has the right to switch on fork events of a userfaultfd
+//! (`UFFD_FEATURE_EVENT_FORK`). It also *follows* forked children of members, even after their parents have ended: it
+//! reads the events of a child's userfaultfd, and resolves them. It does both only for members, and for users who have
+//! members. The agent sends it a userfaultfd with a frame, which says what the userfaultfd is for:
 //!
 //! | frame | the keeper | answer |
 //! |---|---|---|
-//! | [`FOLLOW_FORKS`] | begins the userfaultfd with events of forks | [`FOLLOWS_FORKS`] |
-//! | a letter and a number ([`encode_keep`]) | follows the member's child whose userfaultfd it is | that number, and whether it does ([`Kept`]) |
-//! | [`KEEP`] | the same, for agents of earlier versions, and for a keeper that hands on | none |
-//! | [`ALONE`], without a file | notes that the member holds on to none of its children | [`ALONE_TOO`] |
+//! | [`FOLLOW_FORKS`] | calls `UFFDIO_API` on the userfaultfd, with fork events | [`FOLLOWS_FORKS`] |
+//! | a letter and a number ([`encode_keep`]) | follows the member's child whose userfaultfd it is | the number, and whether it does ([`Kept`]) |
+//! | [`KEEP`] | the same; from agents of earlier versions, and from another keeper | none |
+//! | [`ALONE`], without a file | alone follows its children; the member closes their userfaultfds | [`ALONE_TOO`] |
 //!
-//! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has inherited.
-//! From then on nobody else may read it, whichever process is killed. So the agent claims it (`act::Userfault::claim`), and the keeper
-//! says that it was there when the claim was made:
+//! An agent that leaves a forked child asks for the child's own userfaultfd, to make private what the child has
+//! inherited. From then on no other process may read the userfaultfd, even if the keeper or the parent is killed. So
+//! the agent claims it (`act::Userfault::claim`), and the keeper confirms that it was alive when the claim was made:
 //!
 //! ```text
 //!   agent in the child                                      keeper
@@ -39,7 +40,7 @@
 //!     | <------------------------------------------ YOURS      |
 //! ```
 //!
-//! A peer that sends anything else is hung up on.
+//! The prover closes the connection of a peer that sends anything else.
 
 use crate::codec::Malformed;
 use page::{HostVirt, PAGE_BYTES, PageRange};
@@ -56,21 +57,21 @@ pub const ANSWER_BYTES: usize = ID_BYTES + PROVE_PAGES;
 /// Last byte of a question about slots.
 pub const SLOTS: u8 = b's';
 
-/// Request to begin a userfaultfd with events of forks.
+/// Request to call `UFFDIO_API` on a userfaultfd, with fork events.
 pub const FOLLOW_FORKS: [u8; 1] = *b"f";
 /// Answer to [`FOLLOW_FORKS`].
 pub const FOLLOWS_FORKS: [u8; 1] = *b"y";
-/// Request to follow a member's child, which is not answered.
+/// Request without a number to follow a member's child. It is not answered.
 pub const KEEP: [u8; 1] = *b"k";
-/// Request of an agent that the keeper follow all children alone that were handed over so far. The agent closes their
-/// userfaultfds.
+/// Message of an agent that from now on the keeper alone must follow all children that were handed over so far, because
+/// the agent closes their userfaultfds.
 pub const ALONE: [u8; 1] = *b"a";
 /// Answer to [`ALONE`]. Until it comes, the agent keeps the userfaultfds open.
 pub const ALONE_TOO: [u8; 1] = *b"A";
 
 /// Letter of a numbered request to follow a member's child.
 const NUMBERED_KEEP: u8 = b'K';
-/// Length of such a request, and of its answer, in bytes.
+/// Length of a numbered request to follow a child, and of its answer, in bytes.
 pub const KEEP_BYTES: usize = 1 + size_of::<u32>();
 
 /// The answer to a numbered request to follow a child.
@@ -78,10 +79,10 @@ pub const KEEP_BYTES: usize = 1 + size_of::<u32>();
 pub enum Kept {
     /// The child is followed.
     Yes,
-    /// The child is followed. Few places are left, so the member must make its memory private: children that it forks
-    /// from then on need no follower.
+    /// The child is followed. Few places are left, so the member must make its folded memory private. Children that it
+    /// forks afterwards inherit no mapping of the pool, and need not be followed.
     Last,
-    /// The child is not followed, and none of its messages was read.
+    /// The child is not followed, and no event of its userfaultfd was read.
     No,
 }
 
@@ -126,23 +127,24 @@ fn with_letter(letter: u8, number: u32) -> [u8; KEEP_BYTES] {
 
 /// Letter of a request to lend a userfaultfd.
 const LEND: u8 = b'l';
-/// Length of such a request, in bytes.
+/// Length of a request to lend a userfaultfd, in bytes.
 pub const LEND_BYTES: usize = 1 + size_of::<u64>();
-/// Answer that comes with a userfaultfd.
+/// Answer to a request to lend a userfaultfd; it comes with the file.
 pub const LENT: [u8; 1] = *b"t";
-/// Message of an agent that it has claimed the userfaultfd.
+/// Message of an agent that it has claimed the userfaultfd that it was lent.
 pub const CLAIMED: [u8; 1] = *b"c";
-/// Answer to [`CLAIMED`]: nobody reads that userfaultfd as long as the claim lasts.
+/// Answer to [`CLAIMED`]: no other process reads the userfaultfd as long as the claim lasts.
 pub const YOURS: [u8; 1] = *b"o";
-/// Answer if the keeper has no userfaultfd of the asker's that looks after the page.
+/// Answer if the keeper has no userfaultfd with which the page's memory in the asking process is registered.
 pub const NOT_KEPT: [u8; 1] = *b"n";
 
 const ID_BYTES: usize = size_of::<u32>();
 const RANGE_BYTES: usize = size_of::<u64>() + size_of::<u32>();
-/// Bound of user space's addresses on every architecture we know.
+/// End of the address space of user programs: larger addresses are refused. 2^57 is enough for every architecture we
+/// know.
 const ADDRESS_END: u64 = 1 << 57;
 
-/// A request to lend the userfaultfd that looks after this page of the asker's.
+/// A request to lend the userfaultfd with which this page of the asking process is registered.
 pub fn encode_lend(page: HostVirt) -> [u8; LEND_BYTES] {
     let mut frame = [LEND; LEND_BYTES];
     frame[1..].copy_from_slice(&page.0.to_le_bytes());
@@ -169,10 +171,10 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Proof {
-    /// A private page is held by the asker's one mapping, which keeps writers out, and by nobody else. A slot is held by
-    /// its file and by mappings, and by nobody else.
+    /// The only reference to a private page's frame is from the asker's one page-table entry, which is write-protected.
+    /// The only references to a slot's frame are from its file and from page tables.
     Free = 0,
-    /// Somebody else holds the page, and may write the private page, or read the slot.
+    /// There are further references to the frame: somebody may write the private page, or read the slot.
     Referenced = 1,
     /// The prover cannot tell; the asker treats the page as held.
     Unknown = 2,
@@ -202,8 +204,8 @@ pub struct Question<'a> {
 }
 
 impl<'a> Question<'a> {
-    /// Writes a question into `frame` and returns its length. `None` if it asks for nothing, or for more than one
-    /// question may.
+    /// Writes a question into `frame` and returns its length. `None` if it names no page, an invalid range, or more
+    /// pages or ranges than a question may.
     pub fn encode(kind: Kind, id: u32, ranges: &[PageRange], frame: &mut [u8; QUESTION_BYTES]) -> Option<usize> {
         if ranges.len() > PROVE_RANGES {
             return None;

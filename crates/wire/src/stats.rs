@@ -3,15 +3,17 @@
 use crate::codec::{Malformed, Reader, Result, Writer};
 use crate::message::Outcome;
 
-/// Buckets of [`Stalls`]: the last one is open.
+/// Number of buckets of [`Stalls`]. The last one also counts all longer times.
 pub const STALL_BUCKETS: usize = 24;
-/// Longest text in a frame, in bytes.
+/// Longest [`MemberStats::detail`], in bytes; a longer text is cut.
 const DETAIL_BYTES: usize = 256;
-/// Bound of all numbers: 2^52. No member has as many pages, mappings or microseconds. All members of a group have a sum that fits.
+/// All numbers in a member's statistics must be less than this: 2^52. No real member has so many pages, mappings or
+/// microseconds, and the sum over all members of a group fits into 64 bits.
 const BOUND: u64 = 1 << 52;
 
-/// Times for which pages were out of the member's reach, by powers of two. Bucket `n` counts times of at least 2^(n-1)
-/// and less than 2^n microseconds.
+/// Times for which accesses of the program had to wait because the agent was folding pages, or splitting or collapsing
+/// huge pages. They are counted by powers of two. Bucket `n` counts times of at least 2^(n-1) and less than 2^n
+/// microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
     /// Number of stalls of each length.
@@ -35,7 +37,7 @@ impl Stalls {
 pub struct Failures([u64; Outcome::ALL.len()]);
 
 impl Failures {
-    /// Counts pages.
+    /// Counts pages with this outcome.
     pub fn add(&mut self, outcome: Outcome, pages: u64) {
         let count = &mut self.0[outcome as usize];
         *count = count.saturating_add(pages);
@@ -52,11 +54,12 @@ impl Failures {
 pub struct Counters {
     /// Pages folded.
     pub folds: u64,
-    /// Folded pages that had been broken in a mapping of the pool.
+    /// Pages that were folded again in place: they lay in a mapping of the pool, and had been written since they were
+    /// folded.
     pub refolds: u64,
     /// Folded pages that were written again within about a minute.
     pub short_folds: u64,
-    /// Pages checked for writes.
+    /// Pages that were checked for writes.
     pub pages_scanned: u64,
     /// Pages fingerprinted.
     pub pages_hashed: u64,
@@ -102,15 +105,16 @@ pub enum MemberState {
     Off = 2,
     /// The member was told to make everything private, and has done so.
     Unfolded = 3,
-    /// The kernel has no `UFFDIO_MOVE`, or not for this process.
+    /// The kernel has no `UFFDIO_MOVE`, or does not permit it to this process.
     NoMove = 4,
-    /// A file is open through which the member's memory may be written without a pin; the detail names it.
+    /// A file is open through which a driver may write to the member's memory without pinning the pages (`FOLL_PIN`);
+    /// the detail names it.
     Unpinned = 5,
-    /// A migration or a snapshot needs the userfaultfd of its memory.
+    /// The program uses a userfaultfd of its own on the memory, for a migration or a snapshot.
     Yielded = 6,
-    /// The member has as many mappings as it may spend on folding.
+    /// The member has so many mappings (VMAs) that folding may add no more.
     NoVma = 7,
-    // 8 is free.
+    // The number 8 is not in use.
     /// The program changed mappings by system calls that the agent does not see; the detail says how.
     LostTrack = 9,
     /// None of the enrolled memory can be folded; the detail says why.
@@ -160,21 +164,21 @@ pub struct MemberStats {
     pub state: MemberState,
     /// Details of the state, for people.
     pub detail: String,
-    /// Pages that may be folded, now: resident or not.
+    /// Number of pages at the moment that may be folded, resident or not.
     pub enrolled_pages: u64,
-    /// Pages that map a slot, now.
+    /// Number of pages that map a slot at the moment.
     pub folded_pages: u64,
-    /// Pages of zeros given back and not written since, now.
+    /// Number of pages of zeros that were discarded and have not been written since.
     pub zero_pages: u64,
-    /// Pages in mappings of the pool that were written since they were folded, now.
+    /// Number of pages in mappings of the pool that were written since they were folded, and so are private.
     pub broken_pages: u64,
-    /// Mappings of the member, now, as last counted.
+    /// Number of mappings (VMAs) of the member's process when they were last counted.
     pub vmas: u64,
-    /// Bytes that the agent itself uses, now.
+    /// Bytes of memory that the agent itself uses at the moment.
     pub agent_bytes: u64,
     /// Counters of its work.
     pub done: Counters,
-    /// Times for which pages were out of the member's reach.
+    /// Times for which accesses of the program had to wait for the agent.
     pub stalls: Stalls,
 }
 

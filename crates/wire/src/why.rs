@@ -5,17 +5,18 @@ use crate::codec::{Malformed, Reader, Result};
 /// Most pages that one frame may ask about.
 pub const WHY_PAGES: usize = 4096;
 
-/// Why a page is not folded. Of several reasons, the first holds.
+/// Why a page is not folded. If several reasons apply, the first one in this list is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Why {
-    /// The page was written so recently that its fold is not expected to last, or was not looked at since.
+    /// The page was written so recently that it is likely to be written again soon, or was not checked since it was
+    /// written.
     Young = 0,
-    /// The last fold of the page was short-lived, or the last folds of its content were.
+    /// The page was written soon after it was folded last, or the pages with its content were.
     BackedOff = 1,
     /// It is part of a huge page that stays whole.
     Huge = 2,
-    /// The worker has planned it, and it is not folded yet.
+    /// The worker plans to fold it, and the fold is not done yet.
     UnderWay = 3,
     /// The kernel would not move it, and it is tried again later.
     Busy = 4,

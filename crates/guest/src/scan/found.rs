@@ -1,4 +1,4 @@
-//! A page between being found in a page table and becoming a sample.
+//! Pages that were found in a page table and are to become samples.
 
 use host::{PageRange, kpf};
 use page::{Fingerprint, FrameId, GuestIndex, HostVirt, PageKind, PageSample, Region};

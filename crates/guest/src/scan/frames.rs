@@ -6,7 +6,7 @@ use page::{FrameId, GuestIndex, PAGE_SHIFT, PageKind, PageSample, Pfn};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// A frame, and its mappings by the guest.
+/// A page frame, and how often the guest maps it.
 #[derive(Debug)]
 struct Frame {
     /// Its first mapping in the order of the scan.
@@ -32,7 +32,7 @@ impl SharedFrames {
     pub fn add_all(&mut self, found: impl Iterator<Item = Found>) {
         for found in found {
             match self.frames.entry(found.frame) {
-                // Another mapping in the same unit, or another thread was faster.
+                // The frame is mapped twice in this unit, or another thread has added it meanwhile.
                 Entry::Occupied(mut seen) => seen.get_mut().count(&found),
                 Entry::Vacant(place) => {
                     place.insert(Frame { first: found, mappings: 1 });
@@ -63,8 +63,8 @@ impl SharedFrames {
             let ksm = word.is_some_and(|w| w & kpf::KSM != 0);
             resolved.mappings += u64::from(*mappings);
             resolved.ksm_mappings += if ksm { u64::from(*mappings) } else { 0 };
-            // If the kernel hides its count: a frame here has several mappings. If only one is the guest's, another
-            // is not.
+            // If the kernel hides the number of mappings: each frame here has several mappings. If the guest has only
+            // one of them, another one is outside of the guest.
             let mapped_elsewhere = count.map_or(*mappings == 1, |&count| count > u64::from(*mappings));
             resolved.samples.push(PageSample { mapped_elsewhere, ksm, kpageflags: word, ..first.sample(owner) });
         }
@@ -72,7 +72,7 @@ impl SharedFrames {
     }
 }
 
-/// The samples and counts of [`SharedFrames`].
+/// The samples of a guest's [`SharedFrames`], and counts of their mappings.
 #[derive(Debug, Default)]
 pub(super) struct Resolved {
     pub samples: Vec<PageSample>,
@@ -85,7 +85,8 @@ pub(super) struct Resolved {
 impl Frame {
     fn count(&mut self, found: &Found) {
         self.mappings += 1;
-        // The agent's view of the pool may map a folded page, too. The sample is made from the guest's mapping.
+        // The agent's own mapping of the pool in the guest's process may map a folded page, too. The sample is made
+        // from the mapping in which the page was folded.
         let folded = |found: &Found| found.kind == PageKind::Folded;
         let rank = |found: &Found| (!folded(found), found.position);
         if rank(found) < rank(&self.first) {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 /// Most pages of a unit: 16 MiB.
 const UNIT_PAGES: u64 = 4096;
-/// Largest gap inside a unit that is more than half full, in pages; a larger gap ends the unit.
+/// A unit that is more than half full ends at a gap of more pages than this.
 const NEAR_PAGES: u64 = 32;
-/// Most positions of a scan; the index gives a position 32 bits and keeps two values for itself.
+/// Most positions of a scan: the census's index keeps a position in 32 bits, and needs two values for itself.
 const MOST_POSITIONS: u64 = u32::MAX as u64 - 2;
 
 /// Message for processes that the caller may not read.
@@ -39,7 +39,7 @@ pub struct Missed {
     pub reason: String,
 }
 
-/// The place of a unit's pages.
+/// Where the pages of a unit are read from.
 #[derive(Debug)]
 pub(super) enum Source {
     /// The address space of a process.
@@ -60,7 +60,7 @@ pub(super) struct AddressSpace {
 #[derive(Debug)]
 pub(super) struct MappingFacts {
     pub region: Region,
-    /// Kind of its pages that the kernel does not call anonymous.
+    /// The kind of those of its pages that the kernel does not call anonymous.
     pub file_kind: PageKind,
     /// Whether it must be read through `/proc/PID/mem`. Either the process itself may not read it, or its faults are
     /// served by user space (userfaultfd), which may never answer.
@@ -68,7 +68,7 @@ pub(super) struct MappingFacts {
     pub mapping: Mapping,
 }
 
-/// A piece of work: neighbouring resident pages of one mapping or file.
+/// A piece of work of a scanning thread: neighbouring resident pages of one mapping or file.
 #[derive(Debug)]
 pub(super) struct Unit {
     pub owner: GuestIndex,
@@ -84,7 +84,7 @@ pub struct Plan {
     pub(super) units: Vec<Unit>,
     /// Units of each guest, in order of guests; the host's come last.
     pub(super) units_of: Vec<Range<usize>>,
-    /// Positions of each guest; the host's come last.
+    /// Positions of each guest's pages; those of the host's own pages come last.
     positions_of: Vec<Range<u32>>,
     /// Number of pages in swap, by guest; the host's come last.
     swapped_pages: Vec<u64>,
@@ -96,9 +96,9 @@ impl Plan {
     /// Looks up the resident pages of `guests`, and of the processes and files in `host_side`. Those that cannot be
     /// read are listed in [`Plan::missed`].
     pub fn new(guests: &[Guest], host_side: &HostSide) -> Self {
-        // If our own page table cannot be read, reading those of others will give the reason.
+        // If this process's own page table cannot be read, reading other processes' page tables will give the reason.
         let has_pagemap_scan = host::has_pagemap_scan().unwrap_or(true);
-        // Only root sees every process, and any process may serve the faults of another.
+        // Any process may handle the page faults of another (userfaultfd), and only root sees every process.
         let faults_are_the_kernels = host::frames_visible() && host::is_userfaultfd_open().is_ok_and(|open| !open);
         let list_is_enough = has_pagemap_scan && faults_are_the_kernels;
         let mut plan = Planner { has_pagemap_scan, list_is_enough, ..Planner::default() };
@@ -141,7 +141,8 @@ impl Plan {
         &self.missed
     }
 
-    /// Pid, first page, number of pages and first position of every stretch of neighbouring pages of guests.
+    /// Every stretch of neighbouring pages of guests: the pid, the number of the first page, how many pages it has, and
+    /// the position of the first one.
     pub fn stretches(&self) -> impl Iterator<Item = (u32, u64, u32, u32)> {
         self.units
             .iter()
@@ -203,12 +204,12 @@ impl Unit {
     }
 }
 
-/// A plan in the making.
+/// A plan to which processes and files are still added.
 #[derive(Default)]
 struct Planner {
     has_pagemap_scan: bool,
-    /// Whether `maps` is enough. Usage and flags of mappings are then not needed, for which the kernel would have to
-    /// walk their page tables.
+    /// Whether `/proc/PID/maps` is enough. It lacks usage and flags of mappings, for which the kernel would have to
+    /// walk their page tables (`smaps`).
     list_is_enough: bool,
     owner: Option<GuestIndex>,
     units: Vec<Unit>,

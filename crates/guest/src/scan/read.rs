@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pages copied at a time: they and the working memory of the hash fit into a core's second-level cache.
+/// Pages that are copied at a time: 64. They and the working memory of the hash fit into a core's second-level cache.
 const BATCH_PAGES: usize = FrameReader::BATCH;
 
 /// Options of a scan.
@@ -17,14 +17,15 @@ const BATCH_PAGES: usize = FrameReader::BATCH;
 pub struct ScanOptions {
     /// Whether to read `/proc/kpageflags` for every sample, not only for those that may be KSM's.
     pub all_flags: bool,
-    /// Whether to read page frames themselves, which leaves no trace, not the memory of processes. Takes root and BPF.
+    /// Whether to read page frames themselves and not the memory of processes, which leaves no trace in the processes.
+    /// Takes root and BPF.
     pub no_trace: bool,
 }
 
 /// Counts of a scan besides its samples.
 #[derive(Clone, Debug, Default)]
 pub struct ScanTotals {
-    /// Number of page-table entries that map memory, by guest, without the kernel's zero page.
+    /// Number of present page-table entries of each guest, without those of the kernel's zero page.
     pub mapped_pages: Vec<u64>,
     /// Number of present pages that could not be read, by guest.
     pub unreadable_pages: Vec<u64>,
@@ -32,13 +33,13 @@ pub struct ScanTotals {
     pub ksm_mappings: u64,
     /// Number of pages read and fingerprinted.
     pub hashed_pages: u64,
-    /// Whether frames were told apart by frame number.
+    /// Whether frames were distinguished by their numbers, because the kernel showed them.
     pub exact: bool,
     /// Pages and processes that went away meanwhile, or could not be read.
     pub missed: Vec<Missed>,
 }
 
-/// Progress of the scan of one guest.
+/// What has been counted of one guest so far.
 #[derive(Debug, Default)]
 struct Progress {
     units_done: AtomicUsize,
@@ -58,12 +59,12 @@ struct Scan<'a> {
     hashed_pages: AtomicU64,
     /// `Some` if the kernel shows frame numbers.
     tables: Option<FrameTables>,
-    /// Whether KSM holds pages of this host.
+    /// Whether KSM has merged any pages on this host.
     ksm: bool,
     options: ScanOptions,
 }
 
-/// Takes a lock, even if a holder has panicked: the panic ends the scan anyway.
+/// Takes a lock, even if a thread panicked while it held it: the panic ends the scan anyway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -101,7 +102,7 @@ impl Plan {
 }
 
 impl Scan<'_> {
-    /// Index of an owner in the lists of owners; the host comes last.
+    /// Index of an owner in lists with one entry for each guest, and a last one for the host.
     fn place(&self, owner: GuestIndex) -> usize {
         if owner == GuestIndex::HOST { self.guests.len() - 1 } else { usize::from(owner.0) }
     }
@@ -166,7 +167,7 @@ impl<'a> Worker<'a> {
         while let Some(unit) = self.scan.plan.units.get(self.scan.next_unit.fetch_add(1, Ordering::Relaxed)) {
             self.look_up(unit);
             let progress = self.scan.progress(unit.owner);
-            // A frame that is known already need not be read again.
+            // A frame that was read before need not be read again.
             {
                 let mut seen = lock(&progress.shared);
                 self.shared.retain(|found| !self.scan.frame_is_known(found) || !seen.count(found));
@@ -270,7 +271,7 @@ impl<'a> Worker<'a> {
             for (found, page) in rest.iter_mut().zip(self.bytes.chunks_exact(PAGE_BYTES)).take(got) {
                 found.fingerprint = Some(Fingerprint::of(page));
             }
-            // The page behind those that arrived is the one that could not be read.
+            // The page behind those that were copied is the one that could not be read.
             rest = rest.get_mut(got + 1..).unwrap_or_default();
         }
     }
@@ -311,7 +312,7 @@ impl<'a> Worker<'a> {
     fn finish_unit(&self, unit: &Unit, push: &mut dyn FnMut(&PageSample)) {
         let progress = self.scan.progress(unit.owner);
         let units = &self.scan.plan.units[self.scan.plan.units_of[self.scan.place(unit.owner)].clone()];
-        // AcqRel: the entries of other threads about this guest happen before the last thread reads them.
+        // AcqRel: what other threads wrote about this guest happens before the last thread reads it.
         if progress.units_done.fetch_add(1, Ordering::AcqRel) + 1 < units.len() {
             return;
         }
@@ -396,7 +397,8 @@ impl Unit {
         }
     }
 
-    /// The frame number inferred from visible properties of a page, for callers without root; see the story of `scan`.
+    /// The frame number inferred from visible properties of a page, for callers without root; see the head of
+    /// `scan.rs`.
     fn inferred_frame(&self, address: HostVirt, kind: PageKind) -> FrameId {
         match &self.source {
             Source::Process(space, _) if kind == PageKind::Anon => mix(&[u64::from(space.pid), address.page()]),

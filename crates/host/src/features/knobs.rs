@@ -3,8 +3,8 @@
 use crate::ksm::chosen;
 use crate::{Check, Ksm, text};
 
-/// Recommended `vm.max_map_count`, in mappings: enough for a guest whose memory is folded in short runs. The file of the package
-/// for `sysctl` sets it.
+/// Recommended `vm.max_map_count`, in mappings: enough for a guest whose memory is folded in short runs. The Debian
+/// package has a `sysctl.d` file that sets it.
 pub const GOOD_MAP_COUNT: u64 = 1_048_576;
 /// `CAP_SYS_PTRACE`
 const CAP_SYS_PTRACE: u32 = 19;

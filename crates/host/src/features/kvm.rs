@@ -47,9 +47,9 @@ pub fn create_vm() -> io::Result<()> {
     Ok(())
 }
 
-/// Time after which a failed trial is repeated: 1 h. A busy host may have been the cause.
+/// Time after which a trial that failed is made again: 1 h. It may have failed because the host was busy.
 const AGAIN: Duration = Duration::from_secs(3600);
-/// Content of the answer's file where KVM works; otherwise the file has the reason.
+/// Content of the file that keeps the outcome, if KVM works. Otherwise the file has the reason why not.
 const WORKS: &str = "yes";
 
 /// Outcome of a trial whether KVM runs a kernel here. `pagefold lab` makes it, and keeps it until the host boots again.
@@ -62,8 +62,8 @@ pub enum KvmTrial {
 }
 
 impl KvmTrial {
-    /// The outcome that is kept in a directory; `None` if a trial has to be made. There is none to be made where no VM can be
-    /// created.
+    /// The outcome that is kept in a directory; `None` if a trial has to be made. If no VM can be created, no trial is
+    /// needed, and the outcome is [`Self::Fails`].
     pub fn known(dir: &Path) -> Option<Self> {
         if let Err(e) = create_vm() {
             return Some(Self::Fails(format!("/dev/kvm: {e}")));
