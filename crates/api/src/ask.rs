@@ -1,8 +1,8 @@
 //! The questions of the command line, and the supervisor's answers. Each message is a datagram of JSON on the control
 //! socket.
 //!
-//! A question may have several [`Answer`]s: any number of [`Answer::Group`], [`Answer::Member`] or [`Answer::Trouble`],
-//! and one other at the end.
+//! The answer to a question is one or several [`Answer`]s: any number that list something (such as [`Answer::Group`],
+//! [`Answer::Member`] or [`Answer::Rule`]), and one of another kind at the end.
 
 use crate::change::Change;
 use crate::control::{CONTROL_BYTES, GroupReport, Identity, Settings};
@@ -19,10 +19,10 @@ use std::io;
 /// State of a group that the configuration does not name any more, in words.
 pub const NOT_CONFIGURED: &str = "not configured any more: runs with its last limits, takes no new members";
 
-/// Longest time for which a group has another pace than its settings have, in seconds: 1 hour.
+/// Longest time for which [`Ask::Pace`] may replace a group's scan rate, in seconds: 1 hour.
 pub const MOST_PACED_S: u32 = 3600;
 
-/// A question. The socket tells the asker's process and user.
+/// A question to the supervisor. The asker's process and user are known by the socket (`SO_PEERCRED`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
@@ -51,20 +51,21 @@ pub enum Ask {
         /// Whether a rule wants it. A process that somebody has detached is not attached by a rule again.
         #[serde(default)]
         by_rule: bool,
-        /// The merger. With ksmd, the asking process puts no agent there.
+        /// The merger. With ksmd, the asking process puts no agent into the process, but turns on merging there.
         #[serde(default)]
         via: Via,
-        /// Whether it is only asked if that may be.
+        /// Whether the process is not to become a member: the asker only wants to know whether it might.
         #[serde(default)]
         dry_run: bool,
     },
-    /// Have memory promised for a process, all of whose pages are to become private. One that was not attached is told to leave by itself.
+    /// Have memory promised for a member's process, all of whose pages are to become private. If the member was not
+    /// attached, its agent is also told to leave the process.
     MayLeave {
         /// The process's pid.
         pid: u32,
         /// Its start, in clock ticks since boot.
         started: u64,
-        /// Whether somebody wants it to leave, so that no rule attaches it again.
+        /// Whether a user has asked for the process to leave, so that no rule attaches it again.
         #[serde(default)]
         for_good: bool,
     },
@@ -75,12 +76,13 @@ pub enum Ask {
         /// Its start, in clock ticks since boot.
         started: u64,
     },
-    /// List the rules that enrol running processes, and tell which processes these fit in vain.
+    /// List the rules that enrol running processes, and report which processes a rule fits that could not be attached.
     Rules {
-        /// Processes that are not attached; `None` leaves it at those that were told before.
+        /// Processes that a rule fits and that are not attached, with the reasons; `None`: they are the same as
+        /// reported before.
         not_attached: Option<Vec<NotAttached>>,
     },
-    /// Tell which forked children of an attached process are no members.
+    /// Report which forked children of an attached process are no members, and why.
     Children {
         /// The process's pid.
         pid: u32,
@@ -89,7 +91,7 @@ pub enum Ask {
         /// These children.
         not_attached: Vec<NotAttached>,
     },
-    /// Add a rule, until it is dropped.
+    /// Add a rule that enrols running processes. It holds until [`Ask::DropRules`].
     AddRule(Rule),
     /// Drop the rules that were added for this control group, or this container.
     DropRules {
@@ -115,22 +117,22 @@ pub enum Ask {
         #[serde(default)]
         by: Option<By>,
     },
-    /// Drop what was changed on the fly: have a group run as it is configured.
+    /// Undo all changes of a group's settings on the fly, so that it runs as it is configured.
     Reset {
         /// The group.
         group: String,
     },
-    /// Have a group fingerprint so many pages a second for a while, whatever its settings have. It is not written down: it ends with
-    /// the supervisor, and by itself.
+    /// Replace a group's scan rate for a while, because the host is short of memory for example. This is not kept in
+    /// the state file: it ends after `for_s`, or with the supervisor.
     Pace {
         /// The group.
         group: String,
-        /// Pages a second; `None` ends it.
+        /// Most pages fingerprinted a second; `None` ends the replacement.
         pages_per_s: Option<u32>,
         /// Time after which it ends, in seconds: [`MOST_PACED_S`] at most.
         for_s: u32,
     },
-    /// Do further guests fit? Memory is promised to them.
+    /// Ask whether further guests fit, and have memory promised to them if the request wants that.
     Admit {
         /// The guests.
         asked: Asked,
@@ -142,12 +144,12 @@ pub enum Ask {
     Members,
     /// List what is wrong with the service itself.
     Troubles,
-    /// Lines of the journal behind a place.
+    /// Read lines of the journal after a place in it.
     Journal {
         /// The place.
         after: u64,
     },
-    /// The web side tells: clients have sent tokens that are not in the configuration.
+    /// The web side reports that clients have sent tokens which are not in the configuration.
     LoginFailed {
         /// How often, by address.
         addresses: BTreeMap<String, u32>,
@@ -166,7 +168,7 @@ pub enum Ask {
 }
 
 impl Ask {
-    /// The group that it names.
+    /// The group that the question names; `None` if it names none.
     pub fn group(&self) -> Option<&str> {
         match self {
             Self::Join { group, .. }
@@ -204,13 +206,14 @@ pub enum Answer {
     Report(Box<GroupState>),
     /// Whether further guests fit.
     Admission(Box<Answered>),
-    /// Lines of the journal, each with the place behind it; the last one is where to go on.
+    /// Lines of the journal, each with the place at which it ends, and the place from which to read on.
     Journal(Vec<(u64, Value)>, u64),
-    /// For each page of [`Ask::Why`], the number of the [`wire::Why`].
+    /// For each page of [`Ask::Why`], the number of the reason ([`wire::Why`]).
     Because(Vec<u8>),
     /// The question is refused for this reason.
     Refused(String),
-    /// The question names a group that there is not. Only those are told who may deal with any group.
+    /// The question names a group that does not exist. Only askers who may deal with any group get this answer; others
+    /// get [`Answer::Refused`].
     NoGroup(String),
 }
 
@@ -269,7 +272,7 @@ pub struct MemberLine {
     pub uid: u32,
     /// Whether its agent has ever connected.
     pub connected: bool,
-    /// Of a member that another member has forked: the name of the first of them, which was not forked.
+    /// Of a member that was forked by a member: the name of the first member of its family, which no member has forked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
     /// The process that put the agent into it while it ran, if it was attached.
@@ -284,14 +287,16 @@ pub struct MemberLine {
 }
 
 impl MemberLine {
-    /// Whether the program beside it is gone, if it was attached.
+    /// Whether the member was attached, and the `pagefold-attach` that serves it has ended. Another one may take its
+    /// place.
     pub fn is_left_alone(&self) -> bool {
-        // Of one whose program cannot be seen, nobody takes the place.
+        // If it cannot be seen whether that process runs `pagefold-attach`, it counts as running: nobody takes its
+        // place.
         let is_beside = |pid| host::runs_program(pid, "pagefold-attach").unwrap_or(true);
         self.via == Via::Agent && self.attached_by.is_some_and(|pid| !is_beside(pid))
     }
 
-    /// Whether it became a member while it ran.
+    /// Whether the process became a member while it ran, and was not started by `pagefold run`.
     pub fn was_attached(&self) -> bool {
         self.attached_by.is_some() || self.via == Via::Ksm
     }
@@ -319,7 +324,7 @@ pub enum PoolLimitBy {
 }
 
 impl PoolLimit {
-    /// The limit that binds, of the two.
+    /// The lower of two limits: the group's setting, and the bound by the members' memory limits, if there is one.
     pub fn of(settings: &Settings, members: Option<u64>) -> Self {
         let bytes = page::pages_to_bytes(settings.pool_slots.into());
         match members.filter(|members| *members < bytes) {
@@ -360,12 +365,13 @@ pub struct GroupState {
     pub report: GroupReport,
 }
 
-/// A message as a datagram.
+/// Encodes a message for one datagram.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("these types have no maps with keys other than text")
 }
 
-/// The next message, if one has come; `buffer` is its text. Texts within it are made printable.
+/// The next message; `None` if none has come. Its JSON is left in `buffer`. In all of its strings, characters that
+/// could steer a terminal are replaced.
 ///
 /// # Errors
 /// The other side hung up, or sent something that is no message.
@@ -386,7 +392,8 @@ fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     serde_json::from_value(with_printable_texts(value)).map_err(io::Error::other)
 }
 
-/// serde bounds how deep a value can be.
+/// Makes all strings of a value printable. The recursion is bounded, because `serde_json` refuses values that are
+/// nested too deeply.
 fn with_printable_texts(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(cli::printable(&text)),

@@ -4,12 +4,12 @@ use crate::control::{Fold, Latency, Settings, ZeroPolicy};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::str::FromStr;
 
-/// Pages that may be fingerprinted a second.
+/// How many pages of a group may be fingerprinted a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ScanRate {
-    /// All pages that rest ([`wire::Pace::pages_per_s`]).
+    /// All pages that were not written for a whole round ([`wire::Pace::pages_per_s`]).
     Auto,
-    /// As many as yields, within this percentage of a processor.
+    /// A rate that follows what folding yields, and takes at most this percentage of a processor.
     Adaptive(u8),
     /// At most this many.
     Pages(u32),
@@ -24,7 +24,7 @@ pub enum HugePages {
     Percent(u8),
 }
 
-/// Settings to change; `None` leaves one as it is.
+/// A change of a group's settings. A setting that is `None` stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     /// See [`Settings::scan_rate`].
@@ -45,7 +45,8 @@ pub struct Change {
     pub latency: Option<Latency>,
 }
 
-/// Settings to change, as programs write them: the names and values of [`Printed`], sizes also as text such as `2G`.
+/// A change of a group's settings, as programs write it in JSON: the names and values of [`Printed`], sizes also as
+/// text such as `2G`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields, default)]
@@ -91,16 +92,16 @@ pub struct PoolSize(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexSize(pub u32);
 
-/// Processor time for folding where the scan rate follows its yield, unless another is said: 10% of a processor.
+/// Most processor time that folding takes with the scan rate `adaptive`, if no percentage is given: 10% of a processor.
 const BUDGET_PERCENT: u8 = 10;
 
-/// Memory of the index for one page, in bytes.
+/// Memory that a worker's index takes for each page that it remembers, in bytes.
 const INDEX_BYTES_A_PAGE: u64 = 16;
 
-/// Least size of a pool or an index, in bytes: a smaller one is a number without its unit.
+/// Smallest size of a pool or an index that is accepted: 64 KiB. In a smaller one, the unit was probably forgotten.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// So many parts of `each` bytes as a size in text holds.
+/// Parses a size such as `2G`, and returns how many parts of `each` bytes it holds.
 fn parts(text: &str, each: u64) -> Result<u32, String> {
     let bytes = cli::size::parse_bytes(text)?;
     if bytes < LEAST_BYTES {
@@ -125,14 +126,14 @@ impl FromStr for IndexSize {
     }
 }
 
-/// A number, or the word that stands for none.
+/// A number, or a word in its place such as `auto` or `never`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OrWord {
     /// The number.
     Number(u32),
-    /// The word.
+    /// The word in place of a number.
     Word(String),
 }
 
@@ -220,10 +221,10 @@ impl FromStr for HugePages {
     }
 }
 
-/// Parses a policy for the command line.
+/// Parses the setting `zero-pages` for the command line.
 ///
 /// # Errors
-/// The text is none.
+/// The text is no value of this setting.
 pub fn parse_zero_pages(text: &str) -> Result<ZeroPolicy, String> {
     match text {
         "share" => Ok(ZeroPolicy::Share),
@@ -233,10 +234,10 @@ pub fn parse_zero_pages(text: &str) -> Result<ZeroPolicy, String> {
     }
 }
 
-/// Parses a setting for the command line.
+/// Parses the setting `fold` for the command line.
 ///
 /// # Errors
-/// The text is none.
+/// The text is no value of this setting.
 pub fn parse_fold(text: &str) -> Result<Fold, String> {
     match text {
         "on" => Ok(Fold::On),
@@ -246,10 +247,10 @@ pub fn parse_fold(text: &str) -> Result<Fold, String> {
     }
 }
 
-/// Parses a setting for the command line.
+/// Parses the setting `latency` for the command line.
 ///
 /// # Errors
-/// The text is none.
+/// The text is no value of this setting.
 pub fn parse_latency(text: &str) -> Result<Latency, String> {
     match text {
         "quiet" => Ok(Latency::Quiet),
@@ -259,7 +260,7 @@ pub fn parse_latency(text: &str) -> Result<Latency, String> {
 }
 
 impl Change {
-    /// Whether it changes nothing.
+    /// Whether the change leaves all settings as they are.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -289,7 +290,7 @@ impl Change {
         }
     }
 
-    /// The change that leads from any settings to these.
+    /// The change that turns any settings into these.
     pub fn to(settings: &Settings) -> Self {
         Self {
             scan_rate: Some(match (settings.scan_rate, settings.scan_budget_percent) {
@@ -348,10 +349,10 @@ enum Word {
     Text(String),
 }
 
-/// Reads a value from a file, as a number or as text, with the parser of the command line.
+/// Deserializes a value that may be a number or text, with the parser of the command line ([`FromStr`]).
 ///
 /// # Errors
-/// The parser's own.
+/// The value is neither, or the parser refuses it.
 pub fn from_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(file: D) -> Result<Option<T>, D::Error> {
     let text = match Word::deserialize(file)? {
         Word::Number(n) => n.to_string(),
@@ -360,7 +361,8 @@ pub fn from_word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(file: D) -
     text.parse().map(Some).map_err(de::Error::custom)
 }
 
-/// A destination of a guest that is moved, as QEMU names it: a socket, and no command that QEMU would run with its own rights.
+/// Checks the destination of a guest that is moved to another host, as QEMU names it. Only sockets are accepted: QEMU
+/// would also take a command (`exec:`), and run it with QEMU's rights.
 ///
 /// # Errors
 /// The text is neither `tcp:HOST:PORT` nor `unix:/PATH`.

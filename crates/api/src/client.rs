@@ -1,14 +1,14 @@
-//! The client: finds a service, starts a private one, and asks.
+//! The client of a service: finds the service, or starts a private one, and asks it questions.
 //!
-//! A user trusts their own service and root's. Root may ask any user's private service, as any user may make a socket
-//! that says anything at all. So for every service:
+//! A user trusts their own service and root's. Root may also ask a private service of any user, and the user may have
+//! made a socket there that answers anything at all. So the client treats every service in this way:
 //!
-//! | the other side | the client |
+//! | a hostile service | the client |
 //! |---|---|
-//! | leads elsewhere, to root's own service, say | asks only a process of the directory's owner, by the kernel's word |
+//! | has a socket that leads elsewhere, say to root's own service | asks only if the listening process belongs to the directory's owner, as the kernel tells |
 //! | never answers, or never ends | waits 10 s for all answers to a question, and takes 16 MiB of them |
 //! | sends files | takes none |
-//! | sends what steers a terminal | has it replaced, and takes only valid names |
+//! | sends characters that steer a terminal | replaces them, and takes only valid names |
 //! | names processes that are not its own | leaves them out ([`Service::members`], [`Service::show`]) |
 //! | wants a process of root's as a member | refuses to join |
 
@@ -30,9 +30,9 @@ use std::io;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time for a service to answer: 10 s.
+/// Time for a service to send all answers to a question: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time for a service to start again that has left its socket: 3 s.
+/// Time to wait for a service that refuses connections or has hung up, because it may be restarting: 3 s.
 const RESTART_PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two attempts to reach a service that is starting.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -43,7 +43,7 @@ const MOST_ANSWER_BYTES: usize = 16 << 20;
 
 /// A connection to a supervisor.
 pub struct Service {
-    /// Its directory.
+    /// The service's directory.
     pub place: Place,
     socket: Seqpacket,
     /// The user whose service it is.
@@ -55,7 +55,7 @@ struct Answers<'a> {
     service: &'a Service,
     until: Instant,
     buffer: Vec<u8>,
-    /// Bytes that may still come.
+    /// Bytes that the answers may still have.
     left: usize,
 }
 
@@ -63,7 +63,7 @@ impl Service {
     /// Connects to the service at `place`.
     ///
     /// # Errors
-    /// There is none, or its directory is not to be trusted.
+    /// There is no service, or its directory is not to be trusted.
     pub fn connect(place: Place) -> anyhow::Result<Self> {
         let owner = place.owner()?;
         let socket = Seqpacket::connect_to_service(&place.control_socket())?;
@@ -79,7 +79,7 @@ impl Service {
     /// restarting, or the socket's queue may be full.
     ///
     /// # Errors
-    /// There is none, or its directory is not to be trusted.
+    /// There is no service, or its directory is not to be trusted.
     pub fn connect_soon(place: &Place) -> anyhow::Result<Self> {
         let until = Instant::now() + RESTART_PATIENCE;
         loop {
@@ -121,7 +121,7 @@ impl Service {
         place.make()?;
         let dir = place.dir().to_str().context("the directory of the private service is not text")?.to_owned();
         // The service outlives the process that starts it. So it inherits neither the working directory, which may be
-        // removed, nor the environment, by whose marks a lab finds its guests.
+        // removed, nor the environment, by whose variables a test lab recognizes processes that it has started.
         let started = Command::new(cli::pagefold())
             .args(["serve", "--private", "--detach", "--dir", &dir])
             .env_clear()
@@ -142,7 +142,7 @@ impl Service {
         }
     }
 
-    /// The supervisor's process.
+    /// The pid of the supervisor.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -150,8 +150,8 @@ impl Service {
         Ok(self.socket.peer()?.pid)
     }
 
-    /// Asks a question, and calls `take` to read the answers. A service that ends before it has answered may be
-    /// restarting. The question is asked again then, so each question may be asked twice.
+    /// Asks a question, and calls `take` to read the answers. If the service ends before it has answered, it may be
+    /// restarting, and the question is asked again. So each question must be one that may be asked twice.
     fn asked<T>(&self, question: &Ask, take: impl Fn(Answers<'_>) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let until = Instant::now() + RESTART_PATIENCE;
         let mut restarted = None;
@@ -167,7 +167,7 @@ impl Service {
         }
     }
 
-    /// Asks; the answers are to come within [`PATIENCE`].
+    /// Sends a question. The answers must come within [`PATIENCE`].
     fn ask(&self, question: &Ask) -> anyhow::Result<Answers<'_>> {
         if !self.socket.send(&ask::encode(question), &[]).context("the service has hung up")? {
             bail!("the service is too busy");
@@ -183,7 +183,7 @@ impl Service {
         !foreign || Process::read(pid).is_ok_and(|process| process.uid == self.owner)
     }
 
-    /// Makes this process a member, whose pages that merger merges; returns its name.
+    /// Makes this process a member whose pages are merged by `via`. Returns the member's name.
     ///
     /// # Errors
     /// The service refuses.
@@ -201,8 +201,9 @@ impl Service {
         })
     }
 
-    /// Makes a running process a member, into which this one is about to put an agent, unless ksmd merges it; returns its
-    /// name. `by_rule` says that a rule wants it. With `dry_run`, it is only asked if that may be.
+    /// Makes a running process a member, and returns the member's name. The caller then puts an agent into the process,
+    /// or turns on merging by ksmd there. `by_rule` says that a rule asks for this. With `dry_run`, the service only
+    /// says whether the process might become a member.
     ///
     /// # Errors
     /// The service refuses.
@@ -244,8 +245,8 @@ impl Service {
         self.done(&Ask::Children { pid, started, not_attached })
     }
 
-    /// The rules by which running processes are enrolled. Tells the service which ones these fit in vain, if that has
-    /// changed.
+    /// The rules by which running processes are enrolled. `not_attached` reports processes that a rule fits and that
+    /// could not be attached; `None`: they are the same as reported before.
     ///
     /// # Errors
     /// The service does not answer, or refuses.
@@ -262,7 +263,7 @@ impl Service {
         })
     }
 
-    /// Adds a rule, until it is dropped.
+    /// Adds a rule that holds until it is dropped.
     ///
     /// # Errors
     /// The service refuses.
@@ -335,7 +336,7 @@ impl Service {
         })
     }
 
-    /// Troubles of the service itself. as long as it lasts.
+    /// What is wrong with the service itself at present.
     ///
     /// # Errors
     /// The service does not answer.
@@ -387,8 +388,8 @@ impl Service {
         })
     }
 
-    /// Makes a group fingerprint this many pages a second for `for_s` seconds, in place of its scan rate. `None` ends
-    /// that.
+    /// Has a group fingerprint at most this many pages a second for `for_s` seconds, in place of its scan rate. `None`
+    /// ends the replacement.
     ///
     /// # Errors
     /// The service refuses.
@@ -431,7 +432,8 @@ impl Service {
         self.done(&Ask::LoginFailed { addresses, times })
     }
 
-    /// Lines of the journal behind a place, each with the place behind it, and the place from which to read on.
+    /// Lines of the journal after a place in it, each with the place at which it ends, and the place from which to read
+    /// on.
     ///
     /// # Errors
     /// The service refuses, or hangs up.
@@ -442,7 +444,7 @@ impl Service {
         })
     }
 
-    /// Drops a group's changes on the fly, so that it runs as configured. Returns its settings.
+    /// Undoes all changes of a group's settings on the fly, so that it runs as configured. Returns its settings.
     ///
     /// # Errors
     /// The service refuses, or hangs up.
@@ -484,7 +486,7 @@ impl Answers<'_> {
     }
 }
 
-/// Whether the service ended, or let go of the connection, before it answered.
+/// Whether the error says that the service ended, or closed the connection, before it answered.
 fn has_ended(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| {
         matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
@@ -505,7 +507,7 @@ mod tests {
     use super::*;
     use host::{Files, SeqpacketListener};
 
-    /// Takes the next connection and a question there.
+    /// Accepts the next connection, and reads a question from it.
     fn questioned(listener: &SeqpacketListener) -> Seqpacket {
         loop {
             if let Some(socket) = listener.accept().unwrap() {

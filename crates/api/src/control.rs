@@ -3,8 +3,8 @@
 //! The worker listens on a `SOCK_SEQPACKET` socket under the group's name, so that a new supervisor finds the workers
 //! of its predecessor. Only a supervisor may connect: the worker checks the peer's credentials.
 //!
-//! Each message is one datagram of JSON, and file descriptors travel with it. The two belong to the same installation
-//! and trust each other, so the protocol is simple rather than tight.
+//! Each message is one datagram of JSON, with file descriptors where it says so. Supervisor and worker are of one
+//! installation, and messages are few, so the protocol is simple rather than compact.
 //!
 //! ```text
 //!   supervisor                                      worker
@@ -77,7 +77,7 @@ pub enum Latency {
 }
 
 impl Latency {
-    /// Its name in the configuration.
+    /// The word for it in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Quiet => "quiet",
@@ -85,13 +85,13 @@ impl Latency {
         }
     }
 
-    /// Whether it is that of a group whose configuration names none.
+    /// Whether it is the default, which a group has whose configuration does not name this setting.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The settings of a group; all of them can be changed at any time.
+/// The settings of a group. All of them can be changed while the group runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Settings {
@@ -164,7 +164,7 @@ pub struct MemberRoom {
     pub bytes: u64,
 }
 
-/// Memory that a worker wants for pages that are to become private.
+/// A worker's request for memory for pages that are to become private.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Needs {
     /// By member. Empty if nothing is to become private any more.
@@ -191,28 +191,28 @@ pub enum Room {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Begin; with it, a read-only file for each segment that a predecessor left, in this order.
+    /// Begin. A read-only file for each of `segments` comes with it, in this order.
     Take {
         /// The group's settings.
         settings: Settings,
         /// Segments that a predecessor left.
         segments: Vec<SegmentInfo>,
     },
-    /// A new member; with it, its socket, of which nothing has been read.
+    /// Serve a new member. Its agent's socket comes with it, from which nothing has been read.
     Admit(Identity),
-    /// A member no longer: its connection is to end. Its process goes on.
+    /// Close the connection to a process that is no longer a member. The process runs on.
     Dismiss(Identity),
-    /// A member's agent is to make all private, and to end. Its process goes on.
+    /// Have a member's agent make all of its pages private, and leave the process, which runs on.
     Leave(Identity),
-    /// A template; with it, a read-only file.
+    /// Use a template. Its read-only file comes with it.
     Load(SegmentInfo),
-    /// The template of this number is to be dropped as any other segment is, when none of its slots is held.
+    /// Drop the template of this number when none of its slots may be mapped any more, as any other segment.
     Unload(u8),
-    /// New settings of the group.
+    /// Use these settings of the group from now on.
     Set(Settings),
     /// Report on the group.
     Report,
-    /// The answer to [`News::Needs`]. It replaces any answer before.
+    /// The answer to [`News::Needs`]. It replaces all earlier answers.
     Room(Room),
     /// Why are these pages of a member not folded? The number comes back with the answer.
     Why {
@@ -243,17 +243,19 @@ pub enum News {
     Segment(SegmentInfo),
     /// A segment that nobody needs any more.
     Dropped(u8),
-    /// Pages are to become private. A worker whose supervisor does not answer leaves them as they are.
+    /// Request for memory for pages that are to become private. Until it is answered, the worker leaves these pages
+    /// folded.
     Needs(Needs),
     /// The answer to `Report`.
     Report(Box<GroupReport>),
-    /// The answer to the `Why` of this number: [`wire::Why`] of each page. It is empty where nobody can tell.
+    /// The answer to the [`Order::Why`] of this number: the number of a [`wire::Why`] for each page. It is empty if
+    /// nobody can tell the reasons, for example because the member does not answer.
     Because(u64, Vec<u8>),
     /// Something worth a line in a log.
     Event(String),
 }
 
-/// A group's counters. They only grow: the supervisor adds those of workers that have ended.
+/// A group's counters. They never decrease: the supervisor adds the counters of workers that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -313,7 +315,7 @@ pub struct AdaptiveRate {
     pub reason: String,
 }
 
-/// A group's report. Figures are of now, but for those of the bill.
+/// A worker's report on its group. Figures are those of the moment, except for the counters in the bill.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GroupReport {
@@ -370,7 +372,7 @@ pub struct GroupReport {
     pub members_left_out: u64,
 }
 
-/// The numbers of failures by the reason's name.
+/// The numbers of pages that were not folded, by the name of the reason.
 pub fn by_reason(failures: &Failures, no_room: u64) -> BTreeMap<String, u64> {
     let reasons = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Folded);
     let reasons = reasons.map(|outcome| (outcome.name().to_owned(), failures.of(outcome)));
@@ -382,7 +384,8 @@ fn is_reason(name: &str) -> bool {
 }
 
 impl Bill {
-    /// Combines two bills counter by counter.
+    /// Sets each counter of this bill to a function of its values in both bills: `count` for counts, `time` for
+    /// processor times.
     fn zip(&mut self, other: &Self, count: fn(u64, u64) -> u64, time: fn(f64, f64) -> f64) {
         for (own, others) in [
             (&mut self.folds, other.folds),
@@ -393,7 +396,7 @@ impl Bill {
         ] {
             *own = count(*own, others);
         }
-        // Another reason is no worker's of ours, and would be kept for ever.
+        // Only a compromised worker names an unknown reason. It is left out, because it would be kept for ever.
         for (reason, others) in other.fold_failures.iter().filter(|(reason, _)| is_reason(reason)) {
             let own = self.fold_failures.entry(reason.clone()).or_default();
             *own = count(*own, *others);
@@ -402,7 +405,7 @@ impl Bill {
         self.agent_cpu_s = time(self.agent_cpu_s, other.agent_cpu_s);
     }
 
-    /// Adds another worker's counters. Members choose some of these numbers, so that sums do not overflow.
+    /// Adds another worker's counters. Members choose some of the numbers, so sums saturate.
     pub fn add(&mut self, other: &Self) {
         self.zip(other, u64::saturating_add, |own, others| own + others);
     }
@@ -489,7 +492,7 @@ pub struct MemberReport {
 }
 
 impl MemberReport {
-    /// Whether its agent has not been told, or has not taken in, that nothing is to be folded.
+    /// Whether the member's agent may still fold pages: it is connected, and its last state was one in which it folds.
     pub fn may_fold(&self) -> bool {
         self.connected && [MemberState::Folding.name(), NO_ROOM].contains(&self.state.as_str())
     }

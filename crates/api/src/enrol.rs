@@ -1,10 +1,11 @@
-//! Rules that enrol running processes, and what becomes of the processes that fit one.
+//! Rules that enrol running processes as members, and the processes that could not be enrolled.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Least private memory that makes attaching worth its costs, unless a rule says otherwise: 4 MiB.
+/// Processes with less private memory are not attached, because that is not worth its costs, unless a rule says
+/// otherwise: 4 MiB.
 pub const LEAST_BYTES: u64 = 4 << 20;
 
 /// The merger that a member's pages are merged by.
@@ -20,7 +21,7 @@ pub enum Via {
 }
 
 impl Via {
-    /// The word of command lines and configurations.
+    /// The word for it on command lines and in configurations.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -40,7 +41,7 @@ impl FromStr for Via {
     }
 }
 
-/// The reason for which a service has nothing merged by ksmd.
+/// Why a service refuses to have members merged by ksmd.
 pub const NOT_ONE_DOMAIN: &str = "ksmd merges pages of any processes that asked for that, so groups do not hold there: where all of \
                                   this host trusts each other, write one-trust-domain = true into [service] of the \
                                   service's configuration";
@@ -98,7 +99,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Reason for which a program of root's is left alone that the kernel calls not dumpable.
+/// Why a process of root's that is not dumpable (`PR_SET_DUMPABLE`) is not attached.
 pub const HIDES: &str = "it has asked the kernel to hide its memory, also from others of root's (prctl PR_SET_DUMPABLE), as ssh-agent does, \
                          or has changed its rights: no page of it is shared";
 
@@ -121,12 +122,12 @@ pub struct NotAttached {
     pub again_s: Option<u64>,
 }
 
-/// Most processes that are told of at once, and most children of one process.
+/// Most [`NotAttached`] processes in one report: of all processes that rules fit, and of the children of one process.
 pub const MOST_NOT_ATTACHED: (usize, usize) = (256, 16);
-/// Longest reason, in characters.
+/// Longest reason in [`NotAttached::why`], in characters.
 pub const MOST_REASON: usize = 300;
 
-/// The reason in what `pagefold-attach` writes when it fails.
+/// The reason why a process could not be attached, taken from what `pagefold-attach` has written to stderr.
 pub fn reason(errors: &str, pid: u32) -> String {
     let words = errors.split_whitespace().collect::<Vec<_>>().join(" ");
     let words = words.strip_prefix("pagefold: ").unwrap_or(&words);

@@ -1,15 +1,17 @@
-//! Handing connections on: of an agent that cannot reach the service's sockets, because it is in another mount namespace.
+//! Handing connections on to a service, for an agent that cannot reach the service's sockets because it is in another
+//! mount namespace.
 //!
 //! ```text
 //!   agent: makes both ends --> pagefold-attach --hand.sock--> supervisor: the peer is the agent's process, says the kernel
 //! ```
 //!
-//! A process speaks for itself alone: the kernel notes at both ends which process made them. And only root, or the user
-//! whose process that is, can hand such an end on.
+//! Nobody can make a connection in another process's name: the kernel notes at both ends which process made them. And
+//! the service accepts an end only from root, or from the user of the process that made it.
 //!
-//! The agent's object is handed on, too. The service keeps this sealed memory file for the next `pagefold-attach`, so
-//! that all processes map one file. Anybody may ask for the file, and compares its bytes with the own object. Only root
-//! may hand one over to be kept.
+//! The agent's object, which is the file with the agent's program that is mapped into processes, is handed on, too. The
+//! service keeps this sealed memory file for the next `pagefold-attach`, so that all processes map one file. Anybody
+//! may ask for the file, and compares its bytes with its own copy of the object. Only root may hand one over to be
+//! kept.
 //!
 //! Questions about templates come here, too, because files go with them ([`crate::template`]).
 //!
@@ -37,12 +39,12 @@ pub fn hand_on(place: &Place, server: Server, socket: BorrowedFd<'_>) -> io::Res
     if service.send(&server.frame(), &[socket])? { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
 }
 
-/// A connection or file that a client hands on, or a question with a file.
+/// What a client may send at `hand.sock`: a connection, a file to keep, or a question.
 #[derive(Debug)]
 pub enum Handed {
     /// A connection to a process of the service.
     Connection(Server, Seqpacket),
-    /// An object to keep.
+    /// An agent's object to keep.
     Object(ForeignFile),
     /// The question which object is kept.
     WhichObject,
@@ -50,12 +52,12 @@ pub enum Handed {
     Template(template::Question, Option<ForeignFile>),
 }
 
-/// Frame of a message about the agent's object.
+/// The message about the agent's object: with a file, keep this one; without, which one is kept.
 const OBJECT: [u8; 1] = *b"o";
 /// Time for the answer to a question: 10 s. The service may be starting anew.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The object that a service keeps; `None` if it keeps none.
+/// The agent's object that a service keeps; `None` if it keeps none.
 ///
 /// # Errors
 /// No service is there, or it does not answer.
@@ -107,7 +109,8 @@ pub fn take(from: &Seqpacket) -> io::Result<Option<Handed>> {
         let is_roots = from.peer()?.uid == 0;
         return if is_roots { Ok(Some(Handed::Object(object))) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
-    // All files that came along are closed by another thread.
+    // Closing files that a stranger has sent may block. So all of them are made sockets of a kind that another thread
+    // closes.
     let mut sockets: Vec<Seqpacket> = files.into_iter().map(Seqpacket::from_stranger).collect();
     let bytes = match received? {
         Received::Nothing => return Ok(None),

@@ -11,14 +11,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Longest question, in bytes. It may name all groups that a token sees.
+/// Longest question: 256 KiB. It may name all groups that a token sees.
 pub const MOST_QUESTION_BYTES: u64 = 256 << 10;
-/// Longest answer that is taken, in bytes.
+/// Longest answer that is read: 64 MiB. A longer one is an error.
 const MOST_ANSWER_BYTES: u64 = 64 << 20;
-/// Time for an answer to begin, or to go on: 8 s.
+/// Longest wait for the next bytes of an answer: 8 s.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// A question. Any group, member or figure will do where it is `None`.
+/// A question about figures over time. A `None` for group, member or figure stands for all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Wanted {
@@ -94,7 +94,7 @@ pub enum Told {
 }
 
 impl History {
-    /// Replaces what steers a terminal.
+    /// Replaces characters in all texts that could steer a terminal.
     pub fn make_printable(&mut self) {
         for Series { group, member, figure, .. } in &mut self.series {
             for text in [Some(group), member.as_mut(), Some(figure)].into_iter().flatten() {
@@ -105,10 +105,10 @@ impl History {
     }
 }
 
-/// Asks the process that keeps the history of a service; `None` where there is none.
+/// Asks the process that keeps the history of a service; `None` if no such process listens.
 ///
 /// # Errors
-/// It does not answer, or answers something else.
+/// The process does not answer in time, or its answer cannot be read.
 pub fn ask(place: &Place, wanted: &Wanted) -> anyhow::Result<Option<Told>> {
     let path = place.history_socket();
     let mut stream = match UnixStream::connect(&path) {

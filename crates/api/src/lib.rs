@@ -1,4 +1,5 @@
-//! The protocols of a service.
+//! The protocols between the processes of a service: its supervisor, one worker for each group of members, and their
+//! clients (the crate `service` explains these words).
 //!
 //! ```text
 //!   command line --ask--> supervisor --control--> worker of a group
@@ -17,7 +18,7 @@
 //! | `place` | the directory of a service |
 //! | `shown` | groups in the shapes that programs read |
 //! | `history` | questions about figures over time |
-//! | `setup` | the supervisor's word to `pagefold-web` |
+//! | `setup` | the supervisor's messages to `pagefold-web` |
 //! | `member_words` | states of members in words |
 //! | `client` | finds a service and asks it |
 #![forbid(unsafe_code)]

@@ -93,7 +93,8 @@ pub fn failure(why: &str) -> &'static str {
     }
 }
 
-/// The command that doubles a group's pool: what it may hold, or what it holds, if that is more because the setting was lowered.
+/// The command that doubles a group's pool. `slots` is the larger of two numbers: what the pool may hold, and what it
+/// holds, which can be more after the setting was lowered.
 fn more_room(group: &str, slots: u64) -> String {
     let twice = pages_to_bytes(slots.saturating_mul(2));
     let size = match twice {

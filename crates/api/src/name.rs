@@ -1,9 +1,10 @@
-//! Names of groups and members: short, and made of characters that mean nothing to a shell, a path or a terminal.
+//! Names of groups, members, templates and tokens: short, and made of characters that mean nothing to a shell, a path
+//! or a terminal.
 
 /// Longest name: with it, the path of a worker's socket still fits into a socket's address.
 pub const MOST_BYTES: usize = 48;
 
-/// Checks a name that a user chose. `what` is "group" or "member".
+/// Checks a name that a user chose. `what` says what has the name: "group", "member", "template" or "token".
 ///
 /// # Errors
 /// The reason why it is refused, with the name escaped.
@@ -29,7 +30,7 @@ pub fn of_process(program: &str, pid: u32) -> String {
     format!("{}-{pid}", if program.is_empty() { "process" } else { program })
 }
 
-/// A valid name, made from this valid name and a number.
+/// A valid name that ends with `-` and this number, made from a valid name, which is cut if it is too long.
 pub fn numbered(name: &str, number: u32) -> String {
     let end = format!("-{number}");
     format!("{}{end}", &name[..name.len().min(MOST_BYTES.saturating_sub(end.len()))])

@@ -7,7 +7,7 @@
 //!   DIR/control.sock       the command line
 //!   DIR/hand.sock          connections that are handed on
 //!   DIR/history.sock       questions about figures over time, where [history] is configured: `history`
-//!   DIR/users/UID/...      the same four, for one user alone: `host::own_socket`
+//!   DIR/users/UID/...      agent, prove, control and hand sockets for one user alone: `host::own_socket`
 //!   DIR/workers/GROUP.sock a group's worker, for supervisors only
 //!   DIR/state.json         members, and settings changed on the fly, for the next supervisor
 //!   DIR/journal/           who has changed what: `cli::journal`
@@ -20,9 +20,9 @@ use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The directory of the host's service.
+/// The directory of root's service, which serves the whole host.
 const HOSTS: &str = "/run/pagefold";
-/// Environment variable with the service's directory.
+/// The environment variable that names the service's directory.
 pub const DIR_VARIABLE: &str = "PAGEFOLD_DIR";
 /// The rule by which a service is found, for help texts; [`Meant`] follows it.
 pub const RULE: &str = "\
@@ -35,20 +35,20 @@ pub struct Place {
     dir: PathBuf,
 }
 
-/// Which service the caller means. The first that is given counts: the option, `PAGEFOLD_DIR`, the configuration (of
-/// `serve`). Otherwise it is the host's service, or else the caller's own.
+/// Which service the caller means. The first directory that is given counts: by the option, by `PAGEFOLD_DIR`, by the
+/// configuration (of `serve`). If none is given, it is the host's service, or else the caller's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meant {
-    /// The one in this directory, by an option.
+    /// The service in this directory, which an option names.
     Named(Place),
-    /// The one in this directory, by the environment or the configuration.
+    /// The service in this directory, which the environment or the configuration names.
     Preset(Place),
-    /// The host's, or else the caller's own.
+    /// No directory is given: the host's service, or else the caller's own.
     Nearest,
 }
 
 impl Meant {
-    /// Applies the rule to an option and a configuration's directory.
+    /// Applies [`RULE`] to the directory of an option, that of the environment, and that of the configuration.
     pub fn of(option: Option<&Path>, configured: Option<&Path>) -> Self {
         let variable = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from);
         match (option, variable.as_deref().or(configured)) {
@@ -77,13 +77,13 @@ impl fmt::Display for Untrusted {
     }
 }
 
-/// The lock of a directory, held by its one supervisor.
+/// The lock of a service's directory, which its only supervisor holds.
 pub struct Lock {
     /// Closing it releases the lock.
     _file: File,
 }
 
-/// This process's user.
+/// The effective user of this process.
 pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -99,7 +99,7 @@ impl Place {
         Self::at(Path::new(HOSTS))
     }
 
-    /// The place of the caller's own service: root's is the host's.
+    /// The place of the caller's own service. For root, it is the host's service.
     pub fn own() -> Self {
         if own_uid() == 0 {
             return Self::hosts();
@@ -155,7 +155,7 @@ impl Place {
         self.dir.join("log")
     }
 
-    /// Names of the groups that have the socket of a worker.
+    /// Names of the groups for which there is a worker's socket. The worker may have ended.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -166,18 +166,20 @@ impl Place {
         Ok(listing.flatten().filter_map(group).filter(|name| crate::name::check("group", name).is_ok()).collect())
     }
 
-    /// Makes the directory. Every user may enter that of root's service, so that members can connect.
+    /// Makes the directory, and `workers` in it. Every user may enter the directory of root's service, so that members
+    /// can connect.
     ///
     /// # Errors
-    /// It cannot be made, or is somebody else's.
+    /// The directory cannot be made, or belongs to another user.
     pub fn make(&self) -> anyhow::Result<()> {
         let mode = if own_uid() == 0 { 0o755 } else { 0o700 };
         make_dir(&self.dir, mode)?;
         make_dir(&self.dir.join("workers"), 0o700)
     }
 
-    /// The user whose service the caller may ask here: the caller, or root. Sockets in another user's directory may lead
-    /// anywhere; root may ask all the same ([`crate::client`] tells how).
+    /// The owner of the directory, if the caller may ask the owner's service: the owner must be the caller or root,
+    /// because sockets in another user's directory may lead anywhere. Root may ask any user's service
+    /// ([`crate::client`] says with which precautions).
     ///
     /// # Errors
     /// The directory is not there, or [`Untrusted`].
@@ -220,9 +222,9 @@ fn make_dir(dir: &Path, mode: u32) -> anyhow::Result<()> {
     }
 }
 
-/// The owner of a directory that nobody else may write to.
+/// The owner of a directory, if it is one of `owners` (`None`: any), and nobody else may write to the directory.
 fn check_dir(dir: &Path, owners: Option<&[u32]>) -> anyhow::Result<u32> {
-    // A symbolic link is not followed: its owner can turn it elsewhere.
+    // A symbolic link is not followed, because its owner can change where it leads.
     let found = fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
     let shown = dir.display();
     if !found.is_dir() {

@@ -1,21 +1,24 @@
-//! Memory that is promised to guests before they start, and the facts by which it is promised.
+//! Memory that is promised to guests before they start, and the facts by which it is promised. These facts are a
+//! *look*: what the process that balances memory between guests (the balancer) reads of the host at each of its rounds.
 //!
 //! ```text
-//!   balancer: a look, its plan --keep--> DIR/standing.json --\
+//!   balancer: look, plan --------keep--> DIR/standing.json --\
 //!                                                             +--> promise: balance::admit --> DIR/promises.json, journal
 //!   who asks: command line, supervisor ----------------------/
 //! ```
 //!
 //! | a promise is | when |
 //! |---|---|
-//! | used | a guest of its name runs at a look. One for several guests is not used up by the first of them |
-//! | ended, replaced | its asker says so, or has another one made of the same name |
-//! | lapsed | nobody has used it in time |
+//! | used | a look finds that a guest of its name runs. A promise for several guests is not used up by the first of them |
+//! | ended, replaced | the asker ends it, or has another promise made of the same name |
+//! | lapsed | its time is over, and it was not used |
 //!
-//! `DIR/promises.lock` is held for the moments in which a plan is made of the newest promises, or a promise by the newest facts. So
-//! memory that a plan lends is not promised, and no two askers are promised the same.
+//! `DIR/promises.lock` is held while the balancer makes a plan from the newest promises, and while a promise is made
+//! from the newest look. So memory that a plan lends to a guest is not promised as well, and no two askers are promised
+//! the same memory.
 //!
-//! A promise counts until a look has begun after its end: that look has seen the guest which it was for.
+//! A promise counts until a look has begun after the promise's end. If the guest was started in time, that look counts
+//! the guest itself.
 
 use anyhow::{Context, bail};
 use balance::{Admission, Held, Reservation, Standing};
@@ -42,11 +45,11 @@ pub const MOST_GUESTS: u64 = 10_000;
 const MOST_NAME_BYTES: usize = 128;
 /// Most promises at a time.
 const MOST_PROMISES: usize = 1024;
-/// Longest file that is read, in bytes: 16 MiB.
+/// Longest of the files `standing.json` and `promises.json` that is read: 16 MiB.
 const MOST_BYTES: u64 = 16 << 20;
 /// Pause between two tries to get the lock: 200 us.
 const PAUSE: Duration = Duration::from_micros(200);
-/// Rounds of a balancer after which its last look is too old, and the time that is added to them, in seconds.
+/// A look is too old after 3 of its balancer's rounds and 30 s more.
 const STALE: (u64, u64) = (3, 30);
 
 /// A promise.
@@ -64,8 +67,8 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// Whether the promise is used, given whether a guest of its name `runs`. A promise for several guests is not used
-    /// up by the first.
+    /// Whether the promise is used, if `runs` says whether a guest of its name runs. A promise for several guests is
+    /// not used up by the first of them.
     const fn is_used(&self, runs: bool) -> bool {
         runs && self.guests == 1
     }
@@ -77,26 +80,26 @@ struct Kept {
     boot: String,
     /// Number of the next promise without a name.
     next: u64,
-    /// By name.
+    /// The promises, by name.
     promises: BTreeMap<String, Promise>,
 }
 
-/// The last look of the process that balances memory.
+/// What the process that balances memory has read of the host and its guests at the start of a round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Look {
-    /// The start of the host.
+    /// Boot id of the host at the look.
     pub boot: String,
-    /// That process.
+    /// The process that balances memory.
     pub balancer: ProcessId,
     /// When the look began, in milliseconds since the host started.
     pub began_ms: u64,
     /// Seconds between two rounds.
     pub every_s: u64,
-    /// Control group whose limit stands for the host.
+    /// Control group whose memory limit counts as the host's memory; `None`: the memory of the host itself.
     pub within: Option<String>,
-    /// The policy of admission where nobody names another one.
+    /// The policy of admission for requests that name none.
     pub assurance: Assurance,
-    /// The facts.
+    /// The facts from which admission is computed.
     pub standing: Standing,
 }
 
@@ -107,9 +110,9 @@ pub struct Asked {
     pub wanted: Wanted,
     /// The policy; `None`: the balancer's.
     pub assurance: Option<Assurance>,
-    /// Name of the promise; `None`: one is made.
+    /// Name of the promise; `None`: a name is made up.
     pub name: Option<String>,
-    /// Seconds for which it holds; 0: nothing is promised.
+    /// Seconds for which memory is promised; 0: nothing is promised, and only the answer is wanted.
     pub hold_s: u64,
 }
 
@@ -142,21 +145,21 @@ pub struct Fit {
     pub reserve_bytes: u64,
 }
 
-/// The name of a promise, which is the name of its guest.
+/// Parses the name of a promise, which is the name of the guest that it is for.
 ///
 /// # Errors
-/// It is none.
+/// The text is empty, too long, or not printable.
 pub fn parse_name(text: &str) -> Result<String, String> {
     let is_name = !text.is_empty() && text.len() <= MOST_NAME_BYTES && cli::printable(text) == text;
     is_name.then(|| text.to_owned()).ok_or_else(|| format!("a name has 1 to {MOST_NAME_BYTES} bytes, all printable"))
 }
 
-/// The last look of a directory, which is read again only when it is another one.
+/// The last look in a service's directory, kept in memory. Its file is read again only after it was replaced.
 #[derive(Debug, Default)]
 pub struct Looks(Option<(u64, SystemTime, Look)>);
 
 impl Looks {
-    /// The last look of a balancer that lives; `None` if there is none, or if it is too old.
+    /// The last look; `None` if there is none, if it is too old, or if its balancer has ended.
     pub fn fresh(&mut self, dir: &Path) -> Option<&Look> {
         let meta = fs::metadata(dir.join("standing.json")).ok()?;
         let (inode, modified) = (meta.ino(), meta.modified().ok()?);
@@ -167,7 +170,7 @@ impl Looks {
     }
 }
 
-/// No process that balances memory has looked at the host of late.
+/// Error: there is no look, or the last one is too old or its balancer has ended.
 #[derive(Debug)]
 pub struct NoLook;
 
@@ -182,7 +185,7 @@ impl std::fmt::Display for NoLook {
 
 impl std::error::Error for NoLook {}
 
-/// An action about promises, as a line of the journal tells it.
+/// What a line of the journal says about a promise.
 #[derive(Debug, Serialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]
 enum Entry<'a> {
@@ -190,7 +193,7 @@ enum Entry<'a> {
     PromiseOver { name: &'a str, bytes: u64, became: &'static str },
 }
 
-/// All promises of a directory, which nobody else reads or changes meanwhile.
+/// All promises in a service's directory, with their lock: no other process makes a plan or a promise meanwhile.
 #[derive(Debug)]
 pub struct Promises {
     dir: PathBuf,
@@ -199,10 +202,10 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// Locks the promises of a directory, which is made where there is none.
+    /// Locks and reads the promises in a directory, which is made if it does not exist.
     ///
     /// # Errors
-    /// The files cannot be used, or another process has them for longer than `patience`.
+    /// The files cannot be used, or another process holds the lock for longer than `patience`.
     pub fn lock(dir: &Path, patience: Duration) -> anyhow::Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let path = dir.join("promises.lock");
@@ -213,12 +216,14 @@ impl Promises {
         Ok(Self { dir: dir.to_owned(), _lock: lock, kept: Kept::read(dir)? })
     }
 
-    /// Promises that count for a look that began at this time, but for guests that run.
+    /// The promises that count beside a look which began at `began_ms`, without those that are used (`runs` says
+    /// whether the guest of this name runs).
     pub fn reservations(&self, began_ms: u64, runs: impl Fn(&str) -> bool) -> Vec<Reservation> {
         self.kept.reservations(began_ms, runs)
     }
 
-    /// Keeps a look, of which a plan was made with all these promises. Those of guests that run are over, and those that have lapsed.
+    /// Writes the look from which a plan was just made with all these promises, and drops the promises that are used or
+    /// have lapsed by then.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -227,8 +232,8 @@ impl Promises {
         self.drop_over(look.began_ms, runs)
     }
 
-    /// Removes the last look, so that nothing is promised until the next one. For a plan that lends memory of which the
-    /// last look does not know.
+    /// Removes the last look, so that nothing is promised until the next one. This is for a plan that lends memory
+    /// which the last look counts as free.
     ///
     /// # Errors
     /// The file cannot be removed.
@@ -242,7 +247,7 @@ impl Promises {
         }
     }
 
-    /// Drops promises whose guests run, and promises that have ended before this time.
+    /// Drops promises that are used, and promises that have ended before `at_ms`, and writes both to the journal.
     fn drop_over(&mut self, at_ms: u64, runs: impl Fn(&str) -> bool) -> anyhow::Result<()> {
         let is_over = |name: &str, promise: &Promise| promise.is_used(runs(name)) || promise.until_ms < at_ms;
         let (over, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -282,7 +287,7 @@ impl Promises {
             (promise.until_ms, promise.is_ended) = (promise.until_ms.min(at_ms), true);
             return self.save();
         }
-        // Without a balancer's look, promises are dropped some time after their end.
+        // Promises that no look has dropped, because no process balances memory, are dropped some time after their end.
         self.drop_over(at_ms.saturating_sub(MOST_HOLD_S.saturating_mul(1000)), |_| false)?;
         if self.kept.promises.len() >= MOST_PROMISES {
             bail!("there are {MOST_PROMISES} promises already: wait until some are used, or lapse");
@@ -308,10 +313,11 @@ impl Promises {
         replace(&self.dir.join("promises.json"), &self.kept)
     }
 
-    /// Decides, and promises the memory.
+    /// Decides by a look whether the wanted guests fit. If they do and the request wants it, the memory is promised.
     ///
     /// # Errors
-    /// [`NoLook`]; nobody can tell what is wanted; the files cannot be used.
+    /// The request is not valid, a promise of this name is there already, it cannot be computed what the guests take,
+    /// or the files cannot be used.
     pub fn ask(&mut self, look: &Look, asked: &Asked, by: &By) -> anyhow::Result<Answered> {
         if asked.wanted.guests > MOST_GUESTS {
             bail!("{MOST_GUESTS} guests at a time are the most");
@@ -340,19 +346,19 @@ impl Promises {
     }
 }
 
-/// Decides by the last look, and promises the memory.
+/// As [`Promises::ask`], by the last look in a directory.
 ///
 /// # Errors
-/// As for [`Promises::ask`], or another process has the promises for longer than `patience`.
+/// As for [`Promises::ask`]; [`NoLook`]; or another process holds the lock for longer than `patience`.
 pub fn ask(dir: &Path, asked: &Asked, by: &By, patience: Duration) -> anyhow::Result<Answered> {
-    // Before the lock, which makes the directory of a service that is not there.
+    // This comes before the lock, which would make the directory of a service that does not exist.
     Look::read(dir)?.ok_or(NoLook)?;
     let mut promises = Promises::lock(dir, patience)?;
     let look = Look::read(dir)?.ok_or(NoLook)?;
     promises.ask(&look, asked, by)
 }
 
-/// Promises that count for a look that began at this time, but for guests that run.
+/// As [`Promises::reservations`], without the lock.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -360,14 +366,15 @@ pub fn reservations(dir: &Path, began_ms: u64, runs: impl Fn(&str) -> bool) -> a
     Ok(Kept::read(dir)?.reservations(began_ms, runs))
 }
 
-/// How many further guests of a group fit, by a look; `None` if the group has no VM.
+/// How many further guests like most of a group's VMs fit, by a look; `None` if the group has no VM, or it cannot be
+/// computed.
 pub fn fit(dir: &Path, look: &Look, group: &str) -> Option<Fit> {
     let like_bytes = look.standing.usual_of(group)?;
     let held = Kept::read(dir).ok()?.held(look);
     let wanted = Wanted {
         memory_bytes: Some(like_bytes),
         group: Some(group.to_owned()),
-        // More guests than ever fit: the answer tells how many fit.
+        // More guests than can ever fit are asked for, because the answer says how many do fit.
         guests: u64::MAX,
         assurance: look.assurance,
         ..Wanted::default()
@@ -378,7 +385,7 @@ pub fn fit(dir: &Path, look: &Look, group: &str) -> Option<Fit> {
 }
 
 impl Look {
-    /// The last look of a balancer that lives; `None` if there is none, or if it is too old.
+    /// Reads the last look; `None` if there is none, if it is too old, or if the host or its balancer has ended since.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -387,7 +394,7 @@ impl Look {
         Ok(look.filter(|look| host::boot_id().is_ok_and(|boot| boot == look.boot) && look.is_fresh()))
     }
 
-    /// Whether its balancer lives, and has not missed its rounds.
+    /// Whether the look's balancer lives, and has not missed several rounds.
     pub fn is_fresh(&self) -> bool {
         let most_s = self.every_s.saturating_mul(STALE.0).saturating_add(STALE.1);
         let age_ms = host::boot_clock_ms().saturating_sub(self.began_ms);
@@ -418,7 +425,7 @@ impl Kept {
         counted.map(|(name, promise)| Reservation { name: name.clone(), bytes: promise.bytes }).collect()
     }
 
-    /// Promises that count beside a look.
+    /// The promises that count beside a look: those that have not ended before it began.
     fn held(&self, look: &Look) -> Vec<Held> {
         let at_ms = host::boot_clock_ms();
         let counts = |promise: &&Promise| promise.until_ms >= look.began_ms;
@@ -437,7 +444,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     serde_json::from_slice(&bytes).map(Some).with_context(hint)
 }
 
-/// Puts a new file in place of an old one. All of it ends with this start of the host, so it need not be on the disk.
+/// Replaces a file as a whole. It is not synced to disk, because its content is void after a restart of the host.
 fn replace(path: &Path, content: &impl Serialize) -> anyhow::Result<()> {
     let next = path.with_extension("next");
     let write = || {

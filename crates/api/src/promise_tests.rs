@@ -6,7 +6,8 @@ use std::time::Instant;
 const M: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A look of this process at a host with so much memory above its floor, and so many guests that may take nothing.
+/// A look of this process: the host has `spare_bytes` of memory above its floor, and `guests` guests that have no claim
+/// to further memory.
 fn look(spare_bytes: u64, guests: usize) -> Look {
     let guest = |n: usize| Seen {
         id: format!("qemu:vm{n}"),
@@ -59,7 +60,8 @@ fn journal(dir: &Path) -> Vec<(String, String)> {
     lines.into_iter().map(of).collect()
 }
 
-/// Less than the host has available, so that other programs do not matter.
+/// Memory above the floor in most tests. It is much less than the host has available, so that other programs do not
+/// matter.
 const SPARE: u64 = 64 * M;
 
 #[test]
@@ -110,7 +112,7 @@ fn journal_tells_what_became_of_each_promise() {
     assert_eq!(reservations(dir.path(), 0, |_| false).unwrap(), []);
 }
 
-/// The others are yet to start.
+/// When the first guest runs, the others have not started yet, and need the promise.
 #[test]
 fn promise_for_several_guests_is_not_used_up_by_the_first_of_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +127,7 @@ fn promise_for_several_guests_is_not_used_up_by_the_first_of_them() {
     assert_eq!(held, [Reservation { name: "web".into(), bytes: SPARE / 4 * 3 }]);
 }
 
-/// Another process has lent memory since, of which that look does not know.
+/// A look is forgotten when another process has lent memory since, which the look counts as free.
 #[test]
 fn nothing_is_promised_by_a_look_that_was_forgotten() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The supervisor's messages to its web side, `pagefold-web`: one at its start, and one for each change.
+//! The messages by which the supervisor tells `pagefold-web` its sockets, tokens and rights: one at its start, and one
+//! for each change.
 //!
 //! Standard input of `pagefold-web` is a `SOCK_SEQPACKET` socket. The first message has the listening sockets with it, in
 //! the order of [`Setup::sockets`]; later ones have none. When the socket closes, the supervisor has ended, and
@@ -9,12 +10,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Longest message, in bytes.
+/// Longest message: 128 KiB.
 pub const SETUP_BYTES: usize = 128 << 10;
-/// Fewest characters of a token.
+/// Fewest characters that a token must have.
 pub const LEAST_TOKEN_CHARS: usize = 32;
 
-/// A listening socket.
+/// The kind of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Socket {
@@ -29,11 +30,11 @@ pub enum Socket {
 pub struct Setup {
     /// The service's directory.
     pub dir: PathBuf,
-    /// Whether changes of settings are taken at all. The supervisor refuses them otherwise, whatever the web side does.
+    /// Whether settings may be changed over HTTP. If not, the supervisor refuses changes by the web side, too.
     pub control: bool,
     /// Tokens and their rights.
     pub tokens: Vec<Token>,
-    /// The sockets that come with this message.
+    /// The listening sockets that come with this message, in this order.
     pub sockets: Vec<Socket>,
 }
 
@@ -46,7 +47,7 @@ pub struct Token {
     pub token: String,
     /// Whether it may change settings.
     pub control: bool,
-    /// The groups that it sees; `None`: all.
+    /// The groups that its bearer may see and change; `None`: all.
     pub groups: Option<BTreeSet<String>>,
 }
 

@@ -1,4 +1,5 @@
-//! Groups in the shapes that programs read: `group show --json`, `group list --json`, and `pagefold-web`.
+//! Groups in the form in which programs read them as JSON: `group show --json`, `group list --json`, and
+//! `pagefold-web`.
 //!
 //! The worker's report lacks what only the asker's side knows: members without an agent, remedies, and savings by member.
 //! [`complete`] adds them.
@@ -19,7 +20,7 @@ pub const NO_AGENT: &str = "no_agent";
 /// State of a member that ksmd merges.
 pub const KSM: &str = "ksm";
 
-/// A look at a member's process: why its agent does nothing, as far as the process shows it.
+/// What a member's process shows of the reason why its agent does nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Whether the process is stopped, and its agent with it.
@@ -35,7 +36,7 @@ impl Look {
         if self.is_stopped { member_words::STOPPED } else { NO_AGENT }
     }
 
-    /// The row of a member that was looked at.
+    /// Writes this into the report on the member.
     fn tell(self, row: &mut MemberReport) {
         (row.state, row.detail, row.fix) = (self.state().to_owned(), self.why, Some(self.fix));
     }
@@ -137,7 +138,7 @@ pub struct ListedGroup {
 }
 
 impl ListedGroup {
-    /// A line of the list, with the figures of its worker where these could be had.
+    /// A group in a list, with figures of the worker's report if there is one.
     pub fn new(line: GroupLine, report: Option<&GroupReport>) -> Self {
         let GroupLine { name, members, worker, settings, configured } = line;
         Self {
@@ -155,8 +156,8 @@ impl ListedGroup {
     }
 }
 
-/// Completes a worker's report by what the asker knows. `look` tells for a process why its agent does nothing, and whether
-/// it is connected; of one that is, only whether the process is stopped.
+/// Adds to a worker's report what the asker knows. `look` gets a process, and whether its agent is connected. It
+/// returns why the agent does nothing; if the agent is connected, this can only be that the process is stopped.
 pub fn complete(state: &mut GroupState, members: &[MemberLine], look: impl Fn(u32, bool) -> Option<Look>) {
     let of_group = members.iter().filter(|member| member.group == state.name);
     add_absent(&mut state.report, of_group.clone(), look);
@@ -170,7 +171,8 @@ pub fn complete(state: &mut GroupState, members: &[MemberLine], look: impl Fn(u3
     }
 }
 
-/// Tells of each member which family it belongs to, and of the first which processes do.
+/// Writes the family into the report on each member, and the pids of the whole family into the report on its first
+/// member.
 fn name_families<'a>(reports: &mut [MemberReport], members: impl Iterator<Item = &'a MemberLine>) {
     let families: BTreeMap<u32, &str> = members.filter_map(|m| Some((m.identity.pid, m.family.as_deref()?))).collect();
     for report in reports.iter_mut() {
@@ -184,7 +186,7 @@ fn name_families<'a>(reports: &mut [MemberReport], members: impl Iterator<Item =
     }
 }
 
-/// The row of a member that ksmd merges: the kernel's account of it.
+/// The report on a member that ksmd merges, from the kernel's counters.
 fn ksm_row(name: &str, pid: u32) -> MemberReport {
     let stat = KsmStat::of(pid).unwrap_or_default();
     let ksm_pages = stat.ksm_merging_pages.map(|pages| pages.saturating_add(stat.ksm_zero_pages.unwrap_or(0)));
@@ -203,7 +205,7 @@ fn ksm_detail(pages: Option<u64>, is_asked: Option<bool>, runs: bool) -> String 
     format!("{merged}{lost}{idle}")
 }
 
-/// Gives each of these members whose agent is not connected, or is stopped, a row with the reason.
+/// Adds or completes the reports on members whose agent is not connected, or whose process is stopped, with the reason.
 fn add_absent<'a>(
     report: &mut GroupReport,
     members: impl Iterator<Item = &'a MemberLine>,

@@ -1,5 +1,5 @@
-//! Templates: memory of a guest that was saved, as a segment of its group's pool. Its slots lie in the order of the guest's
-//! memory. Members that map the file privately, as a whole, are born folded.
+//! Templates: the memory of a saved guest, as a segment of its group's pool whose slots lie in the order of the guest's
+//! memory. All pages of a member that maps the whole file privately as its memory are folded from the start.
 //!
 //! ```text
 //!   asker                                           supervisor (hand.sock)
@@ -9,13 +9,14 @@
 //!     | unload {group, name} -----------------------> |   it goes when no member maps it any more
 //! ```
 //!
-//! The asker makes the file by `memfd_create`, with the name of a segment of that group ([`file_name`]). By that, `audit` knows its
-//! mappings. A template is of one group alone. Another group that wants the same guest has a file of its own.
+//! The asker makes the file by `memfd_create`, with the name of a segment of that group ([`file_name`]). By this name,
+//! `audit` recognizes its mappings. A template belongs to one group alone. Another group that wants the same guest has
+//! a file of its own.
 //!
 //! | for the asker and for members | because |
 //! |---|---|
 //! | write no page of zeros into the file | a page that is empty takes no memory until a member reads it there: one page for the whole group |
-//! | a member's program uses `MADV_DONTFORK` for it, as QEMU does | memory that children inherit is born folded, and is not folded again |
+//! | a member's program uses `MADV_DONTFORK` for it, as QEMU does | memory that forked children inherit is folded from the start; pages of it that a child writes are not folded again |
 //! | a program that registers a userfaultfd of its own does it before other slots are placed there | afterwards the kernel answers `EBUSY` |
 //! | no balloon gives memory back | QEMU punches a hole into the file, which is sealed |
 
@@ -27,25 +28,27 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::time::Duration;
 
-/// First byte of a question about templates, among the frames on `hand.sock`.
+/// First byte of each question about templates and of each answer, which distinguishes them from other messages at
+/// `hand.sock`.
 pub const MARK: u8 = b't';
-/// Longest question or answer, in bytes.
+/// Longest question or answer: 8 KiB.
 pub const MOST_BYTES: usize = 8 << 10;
 /// Time for the answer to a question: 10 s. The service may be starting anew.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// A question about templates. The socket tells the asker's user.
+/// A question about templates. The asker's user is known by the socket (`SO_PEERCRED`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Question {
-    /// Make the file that comes with it a template of this name. If there is one, or no file comes with it, the answer is that one.
+    /// Make the file that comes with the question a template of this name. If a template of this name is loaded
+    /// already, or no file comes along, the answer has the loaded one.
     Load {
         /// The group.
         group: String,
         /// The template's name in the group.
         name: String,
     },
-    /// Have a template go when no member maps it any more.
+    /// Unload a template: it is dropped when no member maps it any more.
     Unload {
         /// The group.
         group: String,
@@ -74,7 +77,7 @@ pub struct Template {
     pub name: String,
     /// Number of its segment in the pool.
     pub number: u8,
-    /// Its pages, empty ones too.
+    /// Number of its pages, empty ones included.
     pub slots: u32,
     /// Memory that it takes.
     pub bytes: u64,
@@ -86,20 +89,20 @@ pub struct Template {
 pub enum Reply {
     /// The template is loaded. Its file comes with the answer.
     Loaded(Template),
-    /// The template is unloaded, and goes when no member maps it any more.
+    /// The template is unloaded, and is dropped when no member maps it any more.
     Unloaded,
-    /// These are loaded.
+    /// The templates that are loaded.
     Templates(Vec<Template>),
     /// The question is refused for this reason.
     Refused(String),
 }
 
-/// Name for `memfd_create` of a template of this group.
+/// The name that the file of a group's template must get from `memfd_create`.
 pub fn file_name(group: &str) -> String {
     format!("pagefold-{group}")
 }
 
-/// Asks a service. The file in its answer is the template's.
+/// Asks a service a question about templates. The file that comes with the answer is the template's.
 ///
 /// # Errors
 /// No service is there, or it does not answer.
@@ -135,7 +138,7 @@ fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Reads a question or a reply; `None` if the frame is none.
+/// Decodes a question or a reply; `None` if the message is neither.
 pub fn decode<T: for<'a> Deserialize<'a>>(frame: &[u8]) -> Option<T> {
     serde_json::from_slice(frame.strip_prefix(&[MARK])?).ok()
 }

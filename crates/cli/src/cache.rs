@@ -1,4 +1,4 @@
-//! The directory of files that can be made again.
+//! The directory for files that can be made again when they are lost.
 
 use std::env;
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ Exit codes:
   4  a bug in pagefold
 Whatever is not 0 has its reason on stderr. 'run' and 'lab exec' pass on the code of their program.";
 
-/// An exit code. [`CODES`] tells their meanings.
+/// An exit code. [`CODES`] explains all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
@@ -35,7 +35,7 @@ pub enum Code {
     Bug = 4,
 }
 
-/// Outcome of a command that ran to its end.
+/// The outcome of a command that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The command has done everything that was asked.
@@ -79,7 +79,7 @@ pub fn code_of(command: impl FnOnce() -> anyhow::Result<Outcome>) -> ExitCode {
     ExitCode::from(status(&result))
 }
 
-/// Says an error on stderr.
+/// Prints an error to stderr, with its causes, in characters that cannot steer a terminal.
 pub fn say_error(error: &anyhow::Error) {
     // The text may hold file names, keys of a configuration and words of other processes.
     in_words(error).lines().enumerate().for_each(|(n, line)| {

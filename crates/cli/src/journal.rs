@@ -1,15 +1,16 @@
 //! The journal of a service: who has done what. Lines of JSON are appended, and never changed.
 //!
 //! ```text
-//!   DIR/journal     the newest lines; the first line tells the place where the file begins in the whole journal
-//!   DIR/journal.1   before it, and so on up to journal.4, whose lines go when the next one is put aside
+//!   DIR/journal     the newest lines; a file's first line says at which place of the whole journal the file begins
+//!   DIR/journal.1   the lines before, and so on up to journal.4, which is dropped when the newest file is renamed
 //! ```
 //!
-//! The *place* of a line is the number of bytes that were ever written before it. It names the line for as long as that is
-//! kept, and a reader goes on behind a place.
+//! The *place* of a line is the number of bytes of the journal before it, since the journal was begun. It identifies
+//! the line as long as the line is kept. A reader asks for the lines after the place up to which it has read.
 //!
-//! Several processes append: the supervisor, and those that balance. Each has the lock of the newest file while it does. Half a
-//! line of a process that was killed, or of a full disk, stays a line by itself.
+//! Several processes append lines: the supervisor, and those that balance memory. Each holds the lock of the newest
+//! file meanwhile. If only a part of a line was written, because the process was killed or the disk was full, this part
+//! becomes a line of its own, which readers skip.
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
@@ -21,12 +22,12 @@ use std::time::SystemTime;
 
 /// Name of the newest file.
 const NAME: &str = "journal";
-/// Size at which a file is put aside, in bytes: 8 MiB.
+/// Size from which on the newest file becomes `journal.1`, and a new one is begun: 8 MiB.
 const MOST_BYTES: u64 = 8 << 20;
 /// Number of older files that are kept.
 const OLDER: usize = 4;
 
-/// The actor of a line: user, process, and web caller.
+/// Who has done what a line of the journal says: user, process, and caller of the web side.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct By {
     /// The user's uid; `None` for a caller by TCP.
@@ -93,14 +94,15 @@ pub struct Journal {
 /// Lines that were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Texts of lines, each with the place behind the line.
+    /// The texts of the lines, each with the place at which the line ends.
     pub lines: Vec<(u64, String)>,
     /// The place from which to read on.
     pub next: u64,
 }
 
 impl Journal {
-    /// The journal of a service with this directory. Its own directory is made by the first write.
+    /// The journal of the service with this directory. The journal's own directory is made when the first line is
+    /// written.
     pub fn of_service(dir: &Path) -> Self {
         Self { dir: dir.join("journal") }
     }
@@ -110,7 +112,7 @@ impl Journal {
         self.dir.join(NAME)
     }
 
-    /// Appends lines, all at once.
+    /// Appends lines with a single write.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -157,7 +159,7 @@ impl Journal {
         read_only(&self.dir.join(format!("{NAME}.{number}")))
     }
 
-    /// Renames the files to the next numbers, and begins a new one whose first line is at `place`.
+    /// Renames each file to the next number, and begins a new one, which begins at `place` in the whole journal.
     fn put_aside(&self, place: u64) -> io::Result<()> {
         let next = self.dir.join(format!("{NAME}.next"));
         fs::write(&next, header(place))?;
@@ -171,7 +173,8 @@ impl Journal {
         fs::rename(next, self.path())
     }
 
-    /// Lines behind the place `after`, `most_bytes` at most. If the lines there are gone, the oldest lines.
+    /// Reads the lines after the place `after`, up to `most_bytes` of them. If these lines are not kept any more,
+    /// reading begins with the oldest line that is.
     ///
     /// # Errors
     /// The files cannot be read. A journal that does not exist yet is no error.
@@ -216,7 +219,7 @@ fn header(begins_at: u64) -> Vec<u8> {
     text
 }
 
-/// The place where a file begins: its first line tells.
+/// The place of the whole journal at which a file begins, from the file's first line.
 fn begins_at(file: &File) -> io::Result<u64> {
     let mut text = [0; 64];
     let read = file.read_at(&mut text, 0)?;
@@ -228,7 +231,7 @@ fn end_of(file: &File) -> io::Result<u64> {
     Ok(begins_at(file)?.saturating_add(file.metadata()?.len()))
 }
 
-/// The lines of a text that begins at `place`. Parts of lines and headers are left out.
+/// The lines in a text that begins at `place` of the journal. Parts of lines, and headers of files, are left out.
 fn whole_lines(text: &[u8], place: u64, most_bytes: usize) -> Lines {
     let mut lines = Lines { lines: Vec::new(), next: place };
     for line in text.split_inclusive(|byte| *byte == b'\n') {
@@ -269,7 +272,7 @@ mod tests {
         let journal = Journal::of_service(dir.path());
         assert_eq!(journal.read(7, 1 << 20).unwrap(), Lines::default());
         let (mut place, mut seen) = (0, Vec::new());
-        // Four files and a part.
+        // Lines of 36 MB: four full files, and a part of the fifth.
         for round in 0..36 {
             append(&journal, round * 10..round * 10 + 10, 100_000);
             loop {

@@ -1,5 +1,5 @@
-//! Input and output of commands: stdout, stderr, a service's log and journal, exit codes, files that they write, versions. Sizes and times as people type and
-//! read them.
+//! What all commands and services of Pagefold share: stdout and stderr, the log and the journal of a service, exit
+//! codes, files that commands write, versions, and sizes and times as people type and read them.
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -5,9 +5,9 @@ use crate::{printable, say};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most lines written in one burst.
+/// Most lines of the log that are written in one burst; further ones are left out.
 const BURST: u32 = 60;
-/// Time after which one more line may be written.
+/// Time in which the right to write one more line is gained: 250 ms.
 const EVERY: Duration = Duration::from_millis(250);
 
 /// A token bucket: the number of lines that may still be written.
@@ -38,7 +38,7 @@ impl Bucket {
     }
 }
 
-/// Writes a line, unless there were too many.
+/// Writes a line to the log, unless too many were written of late.
 pub fn line(text: &str) {
     let taken = BUCKET.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
     if let Some(suppressed) = taken {
@@ -49,7 +49,7 @@ pub fn line(text: &str) {
     }
 }
 
-/// Writes a line as `format!` makes it.
+/// Writes a line to the log, formatted as by `format!`.
 #[macro_export]
 macro_rules! note {
     ($($words:tt)*) => { $crate::log::line(&format!($($words)*)) };

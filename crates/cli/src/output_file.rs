@@ -1,4 +1,4 @@
-//! A file that a command writes. Its path leads to what was there before until the new content is complete.
+//! A file that a command writes. Until the new content is complete, its path leads to the file that was there before.
 //!
 //! ```text
 //!  create --> a file without a name, in the directory of the path --> commit: written to disk, named, moved to the path
@@ -26,17 +26,18 @@ pub struct OutputFile {
     end: End,
 }
 
-/// The way to the path.
+/// What is left to be done so that the file is at its path.
 #[derive(Debug)]
 enum End {
-    /// The file is at its path.
+    /// Nothing: a pipe, a terminal or a device is written in place.
     InPlace,
-    /// The file has to be moved to `to`, if it has a name already: from `part`.
+    /// The file has to be moved to `to`. Its name until then is `part`, which it may not have yet (`has_name`).
     Move { part: PathBuf, to: PathBuf, has_name: bool },
 }
 
 impl OutputFile {
-    /// Begins to write a file at `path`. A file that is there must be writable, and stays as it is.
+    /// Begins to write a file at `path`. A file that is there already must be writable, and is unchanged until
+    /// [`Self::commit`].
     ///
     /// # Errors
     /// No file can be made there.
@@ -61,7 +62,8 @@ impl OutputFile {
         let nameless = File::options().write(true).custom_flags(tmpfile.bits().cast_signed()).mode(0o666).open(dir);
         let (file, has_name) = match nameless {
             Ok(file) => (file, false),
-            // A kernel or file system that knows no such files takes this for writing to a directory.
+            // A file system that does not know `O_TMPFILE` answers `EOPNOTSUPP`. A kernel that does not know it answers
+            // `EISDIR`, because it takes this for writing to a directory.
             Err(e)
                 if matches!(e.raw_os_error().map(rustix::io::Errno::from_raw_os_error), Some(NOT_KNOWN | IS_DIR)) =>
             {
@@ -89,7 +91,7 @@ impl OutputFile {
         &self.named
     }
 
-    /// Puts the file, which is complete, at its path.
+    /// Puts the file at its path, now that its content is complete.
     ///
     /// # Errors
     /// It cannot be written to disk, or not be moved there. The path is as it was before.
@@ -136,7 +138,8 @@ mod tests {
         names
     }
 
-    /// With files without a name, and as on a file system that knows none.
+    /// The two ways to begin a file: without a name, and as on a file system without `O_TMPFILE` (`O_DIRECTORY` makes
+    /// the kernel answer `EISDIR`).
     const WAYS: [OFlags; 2] = [OFlags::TMPFILE, OFlags::DIRECTORY];
 
     #[test]

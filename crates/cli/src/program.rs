@@ -1,9 +1,10 @@
-//! The program that has Pagefold's commands, for those who start one of them.
+//! Which files to execute to start this program again, or a command of `pagefold`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The file of this program, to start it again. It is the same one after an upgrade has replaced it, whose path would name another, or none.
+/// The file that this process executes, to start the same program again. After an upgrade, the program's usual path
+/// leads to another file or to none, but this one still leads to the old file.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 static PAGEFOLD: OnceLock<PathBuf> = OnceLock::new();
@@ -13,7 +14,7 @@ pub fn pagefold() -> &'static Path {
     PAGEFOLD.get().map_or(Path::new(OWN_PROGRAM), PathBuf::as_path)
 }
 
-/// Names the file of `pagefold`, in a program that is another one and uses its crates. The first call counts.
+/// Sets the path of `pagefold`, for a program that is not `pagefold` itself. Only the first call has an effect.
 pub fn use_pagefold(program: PathBuf) {
     let _ = PAGEFOLD.set(program);
 }

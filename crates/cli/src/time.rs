@@ -1,9 +1,9 @@
 //! Times as people type them.
 
-/// Seconds of a time such as `60s`, `10m`, `1h` or `60`.
+/// Parses a length of time such as `60s`, `10m`, `1h` or `60` (seconds), and returns its seconds.
 ///
 /// # Errors
-/// It is none, or longer than `most_s`.
+/// The text is no length of time, or the time is longer than `most_s`.
 pub fn parse_seconds(text: &str, most_s: u64) -> Result<u64, String> {
     let units = [('h', 3600), ('m', 60), ('s', 1)];
     let (number, each) =

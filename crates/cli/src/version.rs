@@ -1,10 +1,11 @@
-//! Version and build of a program, as each of ours tells them.
+//! The version and the build of Pagefold's programs, which each of them prints with `--version`.
 
 use std::sync::LazyLock;
 
-/// The version.
+/// The version of Pagefold.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The commit that it was built from. `./x build --release` and `./x package` tell; a build for development, which changes all the time, has none.
+/// The commit that the program was built from, as set by `./x build --release` and `./x package`; `None` in a build for
+/// development.
 pub const COMMIT: Option<&str> = option_env!("PAGEFOLD_COMMIT");
 /// The kind of build: `release` or `development`.
 pub const BUILD: &str = if cfg!(debug_assertions) { "development" } else { "release" };

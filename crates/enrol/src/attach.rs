@@ -1,4 +1,4 @@
-//! Has one process attached, by `pagefold-attach`.
+//! Starts `pagefold-attach` to attach one process, and reads what it says.
 
 use anyhow::Context;
 use api::enrol::{Via, reason};
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 /// The program that puts agents into processes.
 pub const PROGRAM: &str = "pagefold-attach";
 
-/// Time for `pagefold-attach` to say whether the process is attached: 2 minutes. With ksmd as the merger 2 hours:
-/// un-merging all pages that ksmd has merged may take one hour.
+/// Longest wait for `pagefold-attach` to say whether the process is attached: 2 minutes. With ksmd as the merger, it is
+/// 2 hours: un-merging all pages that ksmd has merged may take one hour.
 const TIME: Duration = Duration::from_secs(120);
 const KSM_TIME: Duration = Duration::from_secs(2 * 3600);
-/// Time for `pagefold-attach` to end once it has closed its output, and the pause between two calls of `waitpid`: 1 s,
-/// 5 ms.
+/// Longest wait for `pagefold-attach` to end once it has closed its output, and the pause between two calls of
+/// `waitpid` meanwhile: 1 s, 5 ms.
 const END_TIME: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -44,7 +44,8 @@ pub struct Order {
     pub via: Via,
     /// Whether ksmd is to stop merging the process's pages.
     pub undo: bool,
-    /// Whether the process has an agent already, and the `pagefold-attach` that stayed beside it was killed.
+    /// Whether the process has an agent already, and only needs a new `pagefold-attach`, because the one that served it
+    /// was killed.
     pub again: bool,
 }
 
@@ -157,7 +158,7 @@ mod tests {
         order(7).carry_out_within(&program, dir.path(), time).unwrap().unwrap_err()
     }
 
-    /// Two processes of a user that kept it waiting kept all others from being attached.
+    /// A regression test: two processes that kept `pagefold-attach` waiting kept all others from being attached.
     #[test]
     fn program_that_says_nothing_is_not_waited_for() {
         let refused = carried_out("exec sleep 3", Duration::from_millis(100));
@@ -165,7 +166,7 @@ mod tests {
         refused.listener.expect("it is listened to").join().unwrap();
     }
 
-    /// It may have to look after threads of a process that was frozen meanwhile.
+    /// After a failure, `pagefold-attach` may keep running, to look after threads of a process that was frozen.
     #[test]
     fn reason_of_program_that_stays_is_heard() {
         let refused = carried_out("echo 'it was frozen' >&2; exec sleep 3 > /dev/null 2>&1", Duration::from_secs(120));

@@ -1,4 +1,4 @@
-//! Has processes attached, a few at a time.
+//! Carries out orders to attach processes, a few at a time, each in a thread.
 
 use crate::attach::{Order, Refused};
 use host::ProcessId;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Most processes that are being attached at a time: one for each processor, and 4 at most.
 const MOST_AT_ONCE: usize = 4;
 
-/// The process of an order that has ended, and the reason if the order failed.
+/// The result of an order: its process, and the reason if the order failed.
 pub type Done = (ProcessId, Option<String>);
 
 /// Orders that wait or run, and the threads that carry them out.
@@ -46,7 +46,7 @@ impl Crew {
         }
     }
 
-    /// Takes an order.
+    /// Queues an order.
     pub fn order(&mut self, order: Order) {
         self.waiting.push_back(order);
     }
@@ -57,8 +57,8 @@ impl Crew {
         is_silent || self.running.contains(&process) || self.waiting.iter().any(|order| order.process == process)
     }
 
-    /// Starts waiting orders until [`MOST_AT_ONCE`] run. `still` says whether an order is still wanted; others are
-    /// dropped.
+    /// Starts waiting orders until as many run as may at a time ([`MOST_AT_ONCE`]). `still` says whether an order is
+    /// still wanted; others are dropped.
     pub fn start(&mut self, mut still: impl FnMut(&Order) -> bool) {
         while self.running.len() < self.at_once {
             let Some(order) = self.waiting.pop_front() else { return };
@@ -86,7 +86,7 @@ impl Crew {
         }
     }
 
-    /// Waits for the end of the next order, for `within` at most.
+    /// Waits until an order has ended, for `within` at most; `None` if none has.
     pub fn done(&mut self, within: Duration) -> Option<Done> {
         let done = self.receiver.recv_timeout(within).ok();
         if let Some((process, _)) = &done {
@@ -117,7 +117,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         let say = "{\"pid\":1,\"group\":\"acme\",\"threads\":1,\"stopped_us\":1,\"enrolled_bytes\":1,\"via\":\"agent\",\"groups_hold\":true}";
-        // It refuses the process 1, and attaches all others.
+        // A stand-in for `pagefold-attach` that refuses process 1, and says of all others that they are attached.
         let script = format!("if [ $2 = 1 ]; then echo 'it is traced' >&2; exit 1; fi\necho '{say}'");
         make_script(&program, &script);
         let mut crew = Crew::new(program, dir.path().to_owned());
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(done, process(1));
         assert!(why.as_ref().is_some_and(|why| why.contains("it is traced")), "{why:?}");
         assert!(!crew.is_ordered(process(1)));
-        // One has ended meanwhile.
+        // The order for process 2 is not wanted any more, and is dropped.
         crew.start(|order| order.process.pid == 3);
         assert!(!crew.is_ordered(process(2)));
         assert_eq!(crew.done(PATIENCE), Some((process(3), None)));

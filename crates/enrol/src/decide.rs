@@ -1,4 +1,5 @@
-//! The decision about one process: a pure function of its facts, the rules, and what was tried.
+//! Decides whether one process is to be attached: a pure function of the facts about it, the rules, and earlier
+//! attempts.
 //!
 //! ```text
 //!   no rule fits, or it is Pagefold's own ----> Nothing
@@ -6,7 +7,7 @@
 //!   rules of two groups fit ------------------> Wait
 //!   it has less memory than the rule wants ---> Wait
 //!   it has just started ----------------------> Soon
-//!   it was tried in vain a while ago ---------> Wait, until that wait is over
+//!   an attempt to attach it has failed -------> Wait, until the next attempt is due
 //!   otherwise --------------------------------> Attach
 //! ```
 
@@ -14,7 +15,8 @@ use crate::facts::Facts;
 use api::enrol::Rule;
 use guest::Glob;
 
-/// Least age of a process: 1 s. Programs that end at once are left alone, and so are those that a service manager sets up.
+/// Younger processes are not attached: 1 s. So programs that end at once are left alone, and so are processes that a
+/// service manager is still setting up.
 const LEAST_AGE_S: u64 = 1;
 
 /// The rules of a service.
@@ -51,7 +53,7 @@ pub enum Verdict<'a> {
     /// The process is to be attached. `true`: all its private anonymous memory is folded; `false`: only the ranges it
     /// advises.
     Attach(&'a Rule, bool),
-    /// The process has just started, and is looked at again with the next look.
+    /// The process has just started, and is to be decided about again in 2 s.
     Soon(&'a Rule),
     /// The process is left alone for this reason. After a failed attempt to attach it, also the seconds until the next attempt.
     Wait(&'a Rule, String, Option<u64>),
@@ -145,7 +147,7 @@ impl Compiled {
     }
 }
 
-/// Whether a path begins with parts that match these patterns, one each. The path may go on below.
+/// Whether the first parts of a path match these patterns, one part each. The path may have further parts.
 fn begins(path: &str, patterns: &[Glob]) -> bool {
     let mut parts = path.trim_matches('/').split('/');
     patterns.iter().all(|pattern| parts.next().is_some_and(|part| pattern.matches(part)))
@@ -202,7 +204,7 @@ mod tests {
             ("/system.slice/acme-1.service/worker/3", "attach acme true"),
             ("/system.slice", "nothing"),
             ("/system.slice/other.service/acme-1.service", "nothing"),
-            // Names within a container are its root's.
+            // Names of control groups inside a container are chosen by the container's root.
             ("/lxc.payload.web/system.slice/acme-1.service", "nothing"),
             ("/", "nothing"),
         ] {
@@ -242,7 +244,7 @@ mod tests {
             (Rule { domain_metadata: true, domain: text("beta-*"), ..rule("a") }, &asking, false),
             (Rule { user: Some(1000), ..rule("a") }, &vm, true),
             (Rule { user: Some(1001), ..rule("a") }, &vm, false),
-            // The user alone says nothing of a process in a container.
+            // A rule that names only a user fits no process in a container.
             (Rule { user: Some(1000), ..rule("a") }, &inside, false),
             (Rule { user: Some(1000), container: text("web"), ..rule("a") }, &inside, true),
             (Rule { user: Some(0), container: text("web"), ..rule("a") }, &inside, false),

@@ -1,14 +1,14 @@
-//! Facts of a process, by which rules decide. All are the kernel's, and none can be chosen by the process, or by a
-//! container's root:
+//! The facts about a process that rules are matched against. Neither the process nor a container's root can choose one
+//! of them, but for the last row, which can do no harm:
 //!
 //! | fact | from | chosen by |
 //! |---|---|---|
 //! | control groups | `/proc/PID/cgroup`, as far as root has given their names (`host::CgroupMakers`) | root |
 //! | container, unit, domain | the names of its control groups, the outermost first | root |
-//! | labels | the runtime's files, which root alone can write | who may start containers as root |
-//! | group and name in a domain's metadata | libvirt's files, which root alone can write | who may define domains |
+//! | labels | the runtime's files, which root alone can write | users who may start containers as root |
+//! | group and name in a domain's metadata | libvirt's files, which root alone can write | users who may define domains |
 //! | user | the kernel's credentials | root |
-//! | private memory, program, whether it runs a VM | the process | itself; they can only keep it from being attached, or fold less of it |
+//! | private memory, program, whether it runs a VM | the process | the process itself: it can only avoid being attached, or have less of it folded |
 
 use crate::labels::Labels;
 use crate::metadata::{Domains, member_name};
@@ -16,7 +16,7 @@ use guest::{container_of, domain_of, is_vm};
 use host::{CgroupMakers, Cgroups, Process, ProcessId};
 use std::collections::BTreeMap;
 
-/// Suffixes of the names of units that have processes.
+/// Suffixes of the names of systemd units that processes belong to.
 const UNITS: [&str; 2] = [".service", ".scope"];
 
 /// The facts of a process.
@@ -38,7 +38,7 @@ pub struct Facts {
     pub unit: Option<String>,
     /// The libvirt domain whose VM the process runs.
     pub domain: Option<String>,
-    /// The group and the name that this domain's metadata ask for.
+    /// The group and the name that the metadata of the process's libvirt domain ask for.
     pub asked: Option<Asked>,
     /// Whether the process runs a VM.
     pub is_vm: bool,
@@ -46,7 +46,7 @@ pub struct Facts {
     pub is_own: bool,
     /// Private memory of the process in page frames, in bytes.
     pub private_bytes: u64,
-    /// Whole seconds since it started.
+    /// Whole seconds since the process started.
     pub age_s: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Looker {
     labels: Labels,
     domains: Domains,
     own: Cgroups,
-    /// Directories of Pagefold's own programs.
+    /// Directories in which Pagefold's own programs are installed.
     homes: Vec<std::path::PathBuf>,
 }
 
@@ -87,7 +87,7 @@ impl Default for Looker {
 }
 
 impl Looker {
-    /// A looker of the service. It counts only control groups that root has named.
+    /// A reader for the service's rules. It considers only control groups that root has named.
     pub fn new() -> Self {
         let own = Process::read_without_arguments(std::process::id()).unwrap_or_default();
         let home = own.exe.as_deref().and_then(|exe| exe.parent()).map(std::path::Path::to_owned);
@@ -102,13 +102,13 @@ impl Looker {
         }
     }
 
-    /// A looker for a user who names a control group or a container. All control groups count, as users may name their
-    /// own.
+    /// A reader for a user who names a control group or a container on the command line. It considers all control
+    /// groups, because users may name their own.
     pub fn of_caller() -> Self {
         Self { makers: None, ..Self::new() }
     }
 
-    /// Forgets cached control groups, containers and domains. Called at the start of each look.
+    /// Forgets cached control groups, containers and domains. Called each time before processes are looked at.
     pub fn look_anew(&mut self) {
         self.makers.iter_mut().for_each(CgroupMakers::look_anew);
         self.labels.look_anew();
@@ -188,7 +188,7 @@ mod tests {
             ("0::/system.slice/acme-1.service", Some("acme-1.service")),
             ("0::/system.slice/system-acme.slice/acme@1.service/inner", Some("acme@1.service")),
             ("0::/user.slice/user-7.slice/user@7.service/app.slice/x.service", Some("user@7.service")),
-            // A privileged container's root names what lies in it.
+            // Control groups inside a privileged container are named by the container's root.
             ("0::/lxc.payload.web/system.slice/acme-1.service", None),
             (
                 "0::/machine.slice/systemd-nspawn@web.service/payload/system.slice/acme-1.service",
@@ -213,18 +213,19 @@ mod tests {
         }
     }
 
-    /// The name of a program's file is whoever's that made it.
+    /// Any user can give a program's file a name that begins with `pagefold`.
     #[test]
     fn own_program_is_told_by_its_directory_too() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pagefold-other");
-        // Not copied by this process: what it writes cannot be executed as long as a child of another test has that open.
+        // Another process copies the file. If this process did, a child that another test forks could have it open for
+        // writing, and executing it would fail (`ETXTBSY`).
         assert!(std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap().success());
         let mut child = std::process::Command::new(&path).arg("600").spawn().unwrap();
         let mut looker = Looker::new();
         let until = Instant::now() + Duration::from_secs(120);
         let stranger = loop {
-            // It has no memory of its own as long as its program is loaded.
+            // While the kernel still loads the program, the process has no facts.
             match looker.look(child.id(), false) {
                 None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
                 facts => break facts.map(|facts| facts.is_own),

@@ -1,4 +1,4 @@
-//! Names and labels that users give to containers, by their runtimes' own word.
+//! Names and labels that users have given to containers, as the container runtimes report them.
 //!
 //! | runtime | name and labels |
 //! |---|---|
@@ -27,14 +27,15 @@ const MOST_BYTES: u64 = 4 << 20;
 /// Time for `podman container inspect` to answer: 10 s. Podman waits as long as another process holds the container's
 /// lock.
 const PODMAN_TIME: Duration = Duration::from_secs(10);
-/// Time for which Podman is not asked again, about any container, after it has not answered: 60 s.
+/// Time for which Podman is asked about no container after it has not answered in time: 60 s.
 const PODMAN_RESTS: Duration = Duration::from_secs(60);
 /// Time between two calls of `waitpid` for Podman: 1 ms.
 const LOOK: Duration = Duration::from_millis(1);
-/// Time for which a container's cached names and labels are used: 10 s. A runtime cannot change labels, but names.
+/// Time for which a container's cached names and labels are used: 10 s. A container's labels never change, but its name
+/// may.
 const BELIEVED: Duration = Duration::from_secs(10);
 
-/// The facts of containers.
+/// Names and labels of containers, which are cached.
 #[derive(Debug, Default)]
 pub struct Labels {
     known: HashMap<String, (Instant, ContainerFacts)>,
@@ -46,7 +47,7 @@ pub struct Labels {
 struct Podman {
     program: PathBuf,
     time: Duration,
-    /// The time from which Podman may be asked again, after it has not answered.
+    /// The time from which on Podman may be asked again; `None` if it answered in time when it was last asked.
     rests: Option<Instant>,
 }
 
@@ -122,7 +123,8 @@ impl Podman {
     }
 }
 
-/// Runs a program for `time` at most. Returns its output, and whether it took longer; then the program is killed.
+/// Runs a program for `time` at most. Returns its output, and whether it took longer, in which case it is killed and
+/// the output is empty.
 fn answer_within(command: &mut Command, time: Duration) -> (Vec<u8>, bool) {
     let (mut text, until) = (Vec::new(), Instant::now() + time);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
@@ -203,7 +205,7 @@ mod tests {
         let (text, is_late) = answer_within(&mut shell("head -c 300000 /dev/zero"), long);
         assert_eq!((text.len(), is_late), (300_000, false));
         assert_eq!(answer_within(&mut Command::new("/no/such/program"), long), (Vec::new(), false));
-        // One that never stops is not read for ever, and does not go on.
+        // A program whose output never ends is read up to a bound, and then ended by its closed output.
         let (text, is_late) = answer_within(&mut shell("cat /dev/zero"), long);
         assert!(text.len() as u64 > MOST_BYTES && !is_late, "{} bytes", text.len());
     }
@@ -214,7 +216,7 @@ mod tests {
         stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
     }
 
-    /// The enroller once waited for ever, and enrolled nobody any more.
+    /// A regression test: the process that enrols waited for such a program for ever, and attached no process any more.
     #[test]
     fn program_that_does_not_answer_is_ended_with_all_that_it_has_started() {
         let dir = tempfile::tempdir().unwrap();
@@ -222,7 +224,7 @@ mod tests {
         let patience = Duration::from_secs(120);
         for output in ["", ">&-"] {
             let script = format!("sleep 600 {output} & echo $! $$ > new; mv new pids; exec sleep 600 {output}");
-            // A busy machine may take longer to begin it.
+            // On a busy machine, the program may begin later than this.
             let mut time = Duration::from_millis(200);
             let pids = loop {
                 let (text, is_late) = answer_within(shell(&script).current_dir(dir.path()), time);

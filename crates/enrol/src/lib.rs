@@ -1,7 +1,8 @@
-//! Enrols running processes by the rules of a service (`[[enrol]]`), also those that start later.
+//! Makes running processes members of groups, whose identical pages are folded into one, by the rules of a service
+//! (`[[enrol]]`); also processes that start later.
 //!
 //! ```text
-//!   every 2 s                             facts of the kernel's           rules of the service
+//!   every 2 s                             facts from the kernel           rules of the service
 //!     look: which processes are there? ----------> decide: to be attached? why not? <---'
 //!                                                       |
 //!                                                       v
@@ -10,13 +11,15 @@
 //!
 //! | step | module | it |
 //! |---|---|---|
-//! | look | `facts`, `watch` | reads what the kernel says of each process. None of it is chosen by the process, but for what makes it less likely to be attached |
+//! | look | `facts`, `watch` | reads what the kernel says about each process. A process can choose only facts that make it less likely to be attached |
 //! | decide | `decide` | is a pure function of facts and rules |
 //! | act | `attach` | starts `pagefold-attach`, which the kernel lets trace that process or not |
 //!
-//! A process that cannot be attached is tried again after a wait that doubles, and its reason is told to the service.
+//! If a process cannot be attached, that is tried again after a wait that doubles each time, and the reason is reported
+//! to the service.
 //!
-//! A program that stays beside an attached process may be killed. Every 10 s, another one is started for each process that has lost its own in this way.
+//! A `pagefold-attach` keeps running for each attached process, and serves it. Every 10 s, a new one is started for
+//! each process whose own one was killed.
 #![forbid(unsafe_code)]
 
 pub mod attach;
@@ -40,8 +43,8 @@ mod testing {
     use std::path::Path;
     use std::process::{Command, Stdio};
 
-    /// Makes a script for the shell. A child writes it: what this process writes cannot be executed as long as a child of
-    /// another test has that open.
+    /// Makes an executable shell script. A child process writes it: if this process did, a child that another test
+    /// forks could have it open for writing, and executing it would fail (`ETXTBSY`).
     pub fn make_script(path: &Path, script: &str) {
         let mut writer = Command::new("sh");
         writer.args(["-c", "cat > \"$0\" && chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
@@ -52,7 +55,7 @@ mod testing {
         assert!(child.wait().expect("wait for sh").success());
     }
 
-    /// An order to attach a process that nobody has.
+    /// An order to attach a process with this pid that does not exist.
     pub fn order(pid: u32) -> Order {
         Order {
             process: ProcessId { pid, start_ticks: 1 },

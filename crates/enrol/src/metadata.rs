@@ -1,4 +1,5 @@
-//! Group and name that a domain's metadata ask for, by libvirt's own file of the running domain.
+//! Reads which group and member's name the metadata of a libvirt domain ask for, from libvirt's file of the running
+//! domain.
 //!
 //! ```text
 //!   <metadata>
@@ -6,8 +7,9 @@
 //!   </metadata>
 //! ```
 //!
-//! libvirt keeps `NAME.pid` and `NAME.xml` in a directory of root's as long as the domain runs. The file counts where it names
-//! the process. A guest cannot write there: only those can who may define domains.
+//! As long as a domain runs, libvirt keeps its `NAME.pid` and `NAME.xml` in a directory that root alone can write. The
+//! XML file counts only if it names the process's pid, too. A guest cannot change its metadata: only users who may
+//! define domains can.
 
 use crate::facts::Asked;
 use api::name;
@@ -17,34 +19,35 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Directory of the domains that run.
+/// The directory in which libvirt keeps the files of running domains.
 const DOMAINS: &str = "/run/libvirt/qemu";
-/// The namespace of our element.
+/// The XML namespace of the element `pagefold:member`.
 const NAMESPACE: &str = "urn:pagefold:domain:1";
-/// Longest file of a domain, in bytes.
+/// Longest `NAME.xml` that is read, in bytes.
 const MOST_BYTES: u64 = 1 << 20;
-/// Longest `NAME.pid`, in bytes.
+/// Longest `NAME.pid` that is read, in bytes.
 const MOST_PID_BYTES: u64 = 32;
-/// Most XML nodes of a domain's file.
+/// Most XML nodes that a `NAME.xml` may have.
 const MOST_NODES: u32 = 100_000;
-/// Most domains of a host.
+/// Most running domains that are known at a time. Further ones are treated as domains without metadata.
 const MOST_DOMAINS: usize = 10_000;
-/// Most characters of a member's name that is made of a domain's name.
+/// Most characters of a member's name that is made from a domain's name. The rest is cut off.
 const MOST_NAME: usize = 48;
 
-/// Domains that run, by process.
+/// The XML files of running domains, by the pid of the process.
 #[derive(Debug, Default)]
 pub struct Domains {
     files: Option<HashMap<u32, PathBuf>>,
 }
 
 impl Domains {
-    /// Forgets which domains run.
+    /// Forgets which domains run, so that the directory is read again.
     pub fn look_anew(&mut self) {
         self.files = None;
     }
 
-    /// Group and name asked for by the metadata of the domain that process `pid` runs.
+    /// The group and name that the metadata of the domain which process `pid` runs ask for; `None` if they ask for
+    /// none.
     pub fn of(&mut self, pid: u32) -> Option<Asked> {
         let file = self.files.get_or_insert_with(|| files(Path::new(DOMAINS))).get(&pid)?;
         let text = host::read_plain_file(file, MOST_BYTES).ok()?;
@@ -65,7 +68,8 @@ fn files(dir: &Path) -> HashMap<u32, PathBuf> {
     if is_roots(dir) { entries.filter_map(file).take(MOST_DOMAINS).collect() } else { HashMap::new() }
 }
 
-/// Group and name in the XML `text` of a running domain; `None` if that domain is not run by process `pid`.
+/// The group and name in the XML of a running domain; `None` if it has none, or if process `pid` does not run this
+/// domain.
 fn asked(text: &str, pid: u32) -> Option<Asked> {
     let options = ParsingOptions { nodes_limit: MOST_NODES, ..ParsingOptions::default() };
     let document = Document::parse_with_options(text, options).ok()?;
@@ -86,7 +90,7 @@ fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, 'i>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 
-/// A member's name made of a domain's name: characters that no member's name may have become `-`.
+/// A valid member's name made from a domain's name: other characters become `-`. `None` if nothing valid is left.
 pub fn member_name(of: &str) -> Option<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let made: String = of.chars().map(plain).collect();

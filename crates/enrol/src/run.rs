@@ -1,4 +1,4 @@
-//! The loop that carries out the rules, and the plan that only says what they would do.
+//! [`run`], the loop that carries out the rules, and [`plan`], which only says what they would do.
 
 use crate::attach::Order;
 use crate::crew::Crew;
@@ -15,11 +15,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time between two looks: 2 s.
+/// Time between two looks at the processes of the host: 2 s.
 const EVERY: Duration = Duration::from_secs(2);
-/// Time between two checks whether a `pagefold-attach` beside a member was killed: 10 s.
+/// Time between two checks whether the `pagefold-attach` that serves a member was killed: 10 s.
 const LEFT_ALONE: Duration = Duration::from_secs(10);
-/// Age below which one of Pagefold's own programs may still execute (`execve`) another program: 30 s.
+/// Age from which on a process that runs one of Pagefold's own programs is taken to go on doing so: 30 s. A younger one
+/// may be about to execute another program (`execve`), as `pagefold run` does.
 const YOUNG_S: u64 = 30;
 
 /// A process that a rule fits, and the decision about it.
@@ -112,9 +113,10 @@ struct Enroller {
     looker: Looker,
     watch: Watch,
     crew: Crew,
-    /// Processes that are left alone, by pid, and the time of the next attempt for those whose attempt failed.
+    /// Processes that a rule fits and that are not attached, by pid. If an attempt failed, also the time of the next
+    /// one.
     not_attached: BTreeMap<u32, (NotAttached, Option<Instant>)>,
-    /// The time of the next check of the programs beside members.
+    /// The time of the next check whether a `pagefold-attach` that serves a member was killed.
     members_due: Instant,
 }
 
@@ -155,8 +157,8 @@ impl Enroller {
                 self.watch.looked(pid, 0, now);
                 continue;
             };
-            // A `pagefold-attach` stays beside each member. A young Pagefold program may be about to execute another
-            // program.
+            // Pagefold's own processes are rarely looked at: there is a `pagefold-attach` for each attached member.
+            // Young ones are, because they may be about to execute another program.
             if facts.is_own && facts.age_s >= YOUNG_S {
                 self.watch.rests(pid, facts.start_ticks, now);
                 continue;
@@ -203,7 +205,7 @@ impl Enroller {
         }
     }
 
-    /// Carries out the decision about a process.
+    /// Decides about a process, and carries the decision out.
     fn follow(&mut self, facts: &Facts, standing: &Standing, now: Instant) {
         let (pid, start) = (facts.pid, facts.start_ticks);
         let Self { rules, watch, crew, not_attached, .. } = self;
@@ -226,7 +228,8 @@ impl Enroller {
         }
     }
 
-    /// Starts orders. Facts and decision of each process are checked anew, as the order may have waited for long.
+    /// Starts waiting orders. Each process is decided about again first, because its order may have waited for long. An
+    /// order that would not be given any more is dropped.
     fn start(&mut self) {
         let Self { looker, rules, watch, crew, .. } = self;
         crew.start(|order| {

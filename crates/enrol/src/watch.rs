@@ -1,19 +1,21 @@
-//! Decides at what time each process is looked at again.
+//! Keeps for each process when its facts are to be read again.
 //!
-//! All pids are listed at each look, which is cheap. A process's facts are read when it is new, and again after waits
-//! that double. Meanwhile it may move to another control group, or change its uid. After a failed attempt, they are
-//! read at the next attempt. A pid that the kernel has reused for another process is noticed when the pid is due.
+//! All pids are listed every 2 s, which is cheap. The facts of a process are read when it is new, and again after waits
+//! that double, because it may have moved to another control group, or changed its uid. After a failed attempt to
+//! attach a process, they are read when the next attempt is due. A pid that the kernel has reused for another process
+//! is noticed when the pid is due.
 
 use crate::facts::Facts;
 use host::ProcessId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// First and longest time between two looks at a process that is not to be attached: 2 s, 32 s.
+/// First and longest wait after which the facts of a process that is not to be attached are read again: 2 s, 32 s.
 const LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(32));
-/// Time between two looks at a member, which may leave its group, or at one of Pagefold's own programs: 5 minutes.
+/// Time after which a member is looked at again, which may have left its group, and so is one of Pagefold's own
+/// processes: 5 minutes.
 const RESTS: Duration = Duration::from_secs(300);
-/// First and longest wait after an attempt that failed: 10 s, 10 minutes.
+/// First and longest wait after a failed attempt to attach a process: 10 s, 10 minutes.
 const TRIES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// The processes seen so far, by pid.
@@ -28,11 +30,11 @@ struct Seen {
     due: Instant,
     wait: Option<Duration>,
     failed: Option<Failed>,
-    /// Whether an order for the process waits or runs. No look at it is due meanwhile.
+    /// Whether an order to attach the process waits or runs. The process is not looked at meanwhile.
     is_busy: bool,
 }
 
-/// An attempt that failed.
+/// A failed attempt to attach a process.
 #[derive(Clone, Debug)]
 struct Failed {
     why: String,
@@ -41,7 +43,8 @@ struct Failed {
 }
 
 impl Watch {
-    /// Takes in the list of all pids, and returns those that are to be looked at.
+    /// Returns those of all pids of the host whose processes are to be looked at now. Processes that are not in the
+    /// list are forgotten.
     pub fn due(&mut self, pids: &[u32], now: Instant) -> Vec<u32> {
         let listed: HashSet<u32> = pids.iter().copied().collect();
         self.seen.retain(|pid, _| listed.contains(pid));
@@ -56,13 +59,14 @@ impl Watch {
         }
     }
 
-    /// The reason why the last attempt at a process failed, and the seconds until the next one.
+    /// The reason why the last attempt to attach a process failed, and the seconds until the next one; `None` if it did
+    /// not fail.
     pub fn failed(&self, facts: &Facts, now: Instant) -> Option<(String, u64)> {
         let failed = self.seen.get(&facts.pid).filter(|seen| seen.start_ticks == facts.start_ticks)?.failed.as_ref()?;
         Some((failed.why.clone(), seconds_until(failed.again, now)))
     }
 
-    /// Whether an attempt at a process has failed, and the wait after that is not over.
+    /// Whether the last attempt to attach a process failed, and the wait before the next one is not over.
     pub fn waits(&self, process: ProcessId, now: Instant) -> bool {
         let seen = self.seen.get(&process.pid).filter(|seen| seen.start_ticks == process.start_ticks);
         seen.and_then(|seen| seen.failed.as_ref()).is_some_and(|failed| failed.again > now)
@@ -83,7 +87,7 @@ impl Watch {
         self.of(pid, start_ticks, now).due = now + RESTS;
     }
 
-    /// Notes that a process is due at the next look.
+    /// Notes that a process is to be looked at again in 2 s.
     pub fn soon(&mut self, pid: u32, start_ticks: u64, now: Instant) {
         self.of(pid, start_ticks, now).due = now;
     }
@@ -93,7 +97,7 @@ impl Watch {
         self.of(pid, start_ticks, now).is_busy = true;
     }
 
-    /// Notes the result of an attempt. Returns the wait before the next attempt if this one failed.
+    /// Notes the result of an attempt to attach a process. If it failed, returns the wait before the next attempt.
     pub fn tried(&mut self, pid: u32, start_ticks: u64, failed: Option<String>, now: Instant) -> Option<Duration> {
         let seen = self.of(pid, start_ticks, now);
         seen.is_busy = false;

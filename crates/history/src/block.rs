@@ -1,26 +1,29 @@
-//! Samples at equal distances, as bytes. A value takes its difference from the one before, in few bits.
+//! Compresses series of samples that lie at equal distances in time. Each value is stored as its difference from the
+//! one before, in few bits.
 //!
 //! ```text
 //!   block    checksum | each series: number of its field, length in bytes, series
 //!   series   number of gaps, each: its begin and length | order and bits, unit, first value, (first difference) | differences
-//!   tick     checksum | each owner: its number, less that of the one before | mask of its fields | their values
+//!   tick     checksum | each owner: its number, less the number before it | mask of its fields | their values
 //! ```
 //!
-//! Numbers are varints; signed ones alternate between the signs, so that small ones are short. All differences are divided
-//! by their greatest common divisor first: memory changes by pages. Order 1 has differences, order 2 the differences of
-//! those, which suits counters. Each is a Rice code: its high bits as so many ones and a zero, and its low bits as they are.
-//! Of all orders and numbers of low bits, [`encode`] takes the shortest.
+//! An *owner* is a group or a member, and its *fields* are the figures that are kept of it (`fields`). Numbers are
+//! varints (LEB128). Signed ones are first replaced by their index in 0, -1, 1, -2, 2, ... (zigzag), so that small ones
+//! are short. All differences of a series are divided by their greatest common divisor, its unit: memory changes by
+//! whole pages. A series of order 1 has the differences, one of order 2 the differences between these, which suits
+//! counters. Each difference is a Rice code: its high bits in unary (that many ones, and a zero), and its low bits as
+//! they are. [`encode`] tries both orders and all numbers of low bits, and takes what is shortest.
 
 use anyhow::{Context, bail};
 
-/// Samples; `None` where nothing was told.
+/// Samples of one series; `None` for a sample whose value is not known.
 pub type Samples = Vec<Option<i64>>;
 
-/// Most samples of a block: a day of minutes.
+/// Most samples in a series of a block: 1440, a day with a sample each minute.
 pub const MOST_SAMPLES: usize = 1440;
-/// Ones that stand for a number of 64 bits that follows, in place of a Rice code.
+/// A number whose high bits would take 24 ones or more is stored as 24 ones and its 64 bits, and not as a Rice code.
 const ESCAPE: u32 = 24;
-/// Most low bits of a Rice code.
+/// Most low bits of a Rice code that are tried and accepted.
 const MOST_BITS: u32 = 48;
 
 fn put(bytes: &mut Vec<u8>, mut number: u64) {
@@ -56,7 +59,7 @@ const fn signed(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
-/// FNV-1a of 32 bits.
+/// The checksum of blocks and ticks: FNV-1a of 32 bits.
 fn checksum(bytes: &[u8]) -> [u8; 4] {
     bytes.iter().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193)).to_le_bytes()
 }
@@ -77,7 +80,7 @@ fn opened(bytes: &[u8]) -> anyhow::Result<&[u8]> {
 #[derive(Default)]
 struct Writer {
     bytes: Vec<u8>,
-    /// Bits of the last byte that are not used.
+    /// Number of bits of the last byte that are not used yet.
     free: u32,
 }
 
@@ -101,7 +104,7 @@ impl Writer {
 /// Reads what [`Writer`] has written.
 struct Reader<'a> {
     bytes: &'a [u8],
-    /// Bits of the first byte that were read.
+    /// Number of bits of the first byte that were read already.
     used: u32,
 }
 
@@ -146,7 +149,7 @@ impl Reader<'_> {
     }
 }
 
-/// Bits that a number takes.
+/// Number of bits that a number takes, as a Rice code with `bits` low bits or as an escaped number.
 fn cost(number: u64, bits: u32) -> u64 {
     match number >> bits {
         high if high < u64::from(ESCAPE) => high + 1 + u64::from(bits),
@@ -162,7 +165,7 @@ fn differences(values: &[i64]) -> Vec<i64> {
     values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect()
 }
 
-/// The bytes of one series.
+/// Encodes one series.
 pub fn encode(samples: &[Option<i64>]) -> Vec<u8> {
     let (mut gaps, mut at) = (Vec::new(), 0);
     for run in samples.chunk_by(|one, two| one.is_none() == two.is_none()) {
@@ -210,10 +213,10 @@ pub fn encode(samples: &[Option<i64>]) -> Vec<u8> {
     bytes
 }
 
-/// The samples of a series that has so many.
+/// Decodes a series that has `count` samples.
 ///
 /// # Errors
-/// These bytes are no such series.
+/// The bytes are no series with this number of samples.
 pub fn decode(mut bytes: &[u8], count: usize) -> anyhow::Result<Samples> {
     if count > MOST_SAMPLES {
         bail!("it has {count} samples");
@@ -231,7 +234,7 @@ pub fn decode(mut bytes: &[u8], count: usize) -> anyhow::Result<Samples> {
     Ok(is_gap.into_iter().map(|gap| if gap { None } else { values.next() }).collect())
 }
 
-/// The values that are present: one at least.
+/// Decodes the `count` values of a series that are no gaps. There is at least one.
 fn values(bytes: &mut &[u8], count: usize) -> anyhow::Result<Vec<i64>> {
     let (mode, rest) = bytes.split_first().context("it ends too early")?;
     *bytes = rest;
@@ -261,7 +264,7 @@ fn values(bytes: &mut &[u8], count: usize) -> anyhow::Result<Vec<i64>> {
     Ok(values)
 }
 
-/// The bytes of a block: series of one owner, each by the number of its field.
+/// Encodes a block: series of one owner, each with the number of its field.
 pub fn encode_block(series: &[(u8, Samples)]) -> Vec<u8> {
     let mut content = Vec::new();
     for (field, samples) in series {
@@ -273,10 +276,10 @@ pub fn encode_block(series: &[(u8, Samples)]) -> Vec<u8> {
     sealed(&content)
 }
 
-/// The series of a block, for [`decode`], each by the number of its field.
+/// Checks a block, and returns the bytes of its series, which [`decode`] decodes, each with the number of its field.
 ///
 /// # Errors
-/// These bytes are no block.
+/// The checksum or the structure of the block is wrong.
 pub fn series(bytes: &[u8]) -> anyhow::Result<Vec<(u8, &[u8])>> {
     let (mut content, mut all) = (opened(bytes)?, Vec::new());
     while let Some((field, mut rest)) = content.split_first() {
@@ -288,10 +291,10 @@ pub fn series(bytes: &[u8]) -> anyhow::Result<Vec<(u8, &[u8])>> {
     Ok(all)
 }
 
-/// Figures of one moment: the number of an owner, and the values of its fields.
+/// Figures of one moment: of each owner, its number, and the values of its fields.
 pub type Moment = Vec<(i64, Samples)>;
 
-/// The bytes of one moment, whose owners are in ascending order, with 64 fields at most.
+/// Encodes a moment as a tick. Owners must be in ascending order, and have 64 fields at most.
 pub fn encode_tick(moment: &Moment) -> Vec<u8> {
     let (mut content, mut before) = (Vec::new(), 0);
     for (owner, values) in moment {
@@ -303,10 +306,10 @@ pub fn encode_tick(moment: &Moment) -> Vec<u8> {
     sealed(&content)
 }
 
-/// The moment of [`encode_tick`]. Fields behind the last one that was told are left out.
+/// Decodes a tick of [`encode_tick`]. Of each owner, fields after the last one with a value are left out.
 ///
 /// # Errors
-/// These bytes are no moment.
+/// The checksum or the structure of the tick is wrong.
 pub fn decode_tick(bytes: &[u8]) -> anyhow::Result<Moment> {
     let (mut content, mut moment, mut before) = (opened(bytes)?, Moment::new(), 0_i64);
     while !content.is_empty() {

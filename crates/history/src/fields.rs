@@ -1,17 +1,17 @@
 //! The figures that are kept, of groups and of members.
 //!
-//! The place of a figure in its list is its number in files: lists only grow at their ends.
+//! A figure's index in its list is its number in files. So figures are only ever appended to the lists.
 
 use api::ask::GroupState;
 use api::control::MemberReport;
 use page::pages_to_bytes;
 
-/// How samples of a series become one.
+/// How several samples of a series are combined into one of a longer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A figure of a moment: by their mean.
+    /// A figure of a moment: the mean of the samples.
     Gauge,
-    /// A counter: by the last.
+    /// A counter: the last sample.
     Counter,
 }
 
@@ -19,30 +19,30 @@ pub enum Kind {
 pub struct Figure<T> {
     /// Its name, with its unit.
     pub name: &'static str,
-    /// Whether it tells of the whole host, so that only callers who see all groups may see it.
+    /// Whether it says something about the whole host, so that only callers who see all groups may see it.
     pub is_of_host: bool,
-    /// Its value; `None` where it is not told.
+    /// Its value in a report; `None` where the report does not have it.
     pub of: fn(&T) -> Option<i64>,
 }
 
 impl<T> Figure<T> {
-    /// Its name, its kind, and whether it tells of the whole host.
+    /// What a reader of files has to know of the figure.
     const fn about(&self) -> About {
         About { name: self.name, is_of_host: self.is_of_host }
     }
 }
 
-/// A figure as a file's reader has to know it.
+/// What a reader of files has to know of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// Its name, with its unit.
     pub name: &'static str,
-    /// Whether it tells of the whole host.
+    /// Whether the figure says something about the whole host.
     pub is_of_host: bool,
 }
 
 impl About {
-    /// How its samples become one.
+    /// How the figure's samples are combined. Counters have names that end with `_total`.
     pub fn kind(self) -> Kind {
         if self.name.ends_with("_total") { Kind::Counter } else { Kind::Gauge }
     }
@@ -100,13 +100,13 @@ pub static OF_MEMBER: [Figure<MemberReport>; 11] = [
     figure("agent_cpu_us_total", |m| microseconds(m.agent_cpu_s)),
 ];
 
-/// Anonymous memory of all members; `None` if the report leaves some out.
+/// Anonymous memory of all members; `None` if it is known of none, or if the report leaves some out.
 fn anonymous(group: &GroupState) -> Option<i64> {
     let known = group.report.members.iter().filter_map(|member| member.anonymous_bytes);
     known.reduce(u64::saturating_add).filter(|_| group.report.members_left_out == 0).and_then(whole)
 }
 
-/// The figures of a group, or of a member, by their numbers.
+/// The figures of a group, or of a member, in the order of their numbers.
 pub fn about(is_group: bool) -> Vec<About> {
     if is_group { OF_GROUP.iter().map(Figure::about).collect() } else { OF_MEMBER.iter().map(Figure::about).collect() }
 }

@@ -11,9 +11,9 @@
 //!   pagefold history ---------------------------> show, read
 //! ```
 //!
-//! It is a program of its own, because SQLite is C code that parses a file. Root's program is not linked with it, and the
-//! web side has no right to any file. The process that records has a user of its own and no capabilities. It may ask the
-//! service for groups and their figures, and for nothing else. Folding never waits for it.
+//! It is a program of its own, because SQLite is C code that parses a file. Root's program is not linked with it, and
+//! the web side has no right to any file. The process that records figures runs as a user of its own, without
+//! capabilities. It may ask the service for groups and their figures, and for nothing else. Folding never waits for it.
 //!
 //! | trouble | consequence |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! `pagefold-history`: see the library.
+//! The program `pagefold-history`: reads arguments, and prepares the directory. The library does the rest.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, bail};
@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The directory of the file, unless another one is named.
+/// The directory of the file with figures, unless another one is named.
 const USUAL_DIR: &str = "/var/lib/pagefold/history";
-/// The file in it.
+/// Name of the file with figures in its directory.
 const FILE: &str = "history.db";
 
 /// Figures of groups and members over time
@@ -147,7 +147,7 @@ fn show(args: Show) -> anyhow::Result<Outcome> {
         Stop::HostLacks(why)
     })?;
     if own_uid() == 0 {
-        // The file's owner chooses what SQLite reads. So it is read with no other rights than its owner's.
+        // The file's owner chooses what SQLite parses. So root reads the file with the rights of its owner.
         act::give_up_rights(Some(found.uid()).filter(|uid| *uid != 0)).context("cannot give up rights")?;
     }
     let Show { since, until, step, group, member, figure, .. } = args;
@@ -155,7 +155,8 @@ fn show(args: Show) -> anyhow::Result<Outcome> {
     show::run(&path, &wanted, form, now())
 }
 
-/// Makes the directory, and gives it and the files in it to a user. Only files of the directory's owner are given away.
+/// Makes the directory if it is missing. If `uid` is given, the directory becomes this user's, and so do the files in
+/// it that belong to the directory's owner; a directory with other files than those of a history is refused then.
 fn prepare(dir: &Path, uid: Option<u32>) -> io::Result<()> {
     match fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -207,7 +208,7 @@ fn record(args: &Record) -> anyhow::Result<Outcome> {
             }
             Err(_) => {}
         }
-        // The next multiple of the step, so that two moments never fall into the same ten seconds.
+        // Waits until the next multiple of the step, so that two moments never fall into the same ten seconds.
         let left = STEP_S - now().rem_euclid(STEP_S);
         if has_hung_up(Duration::from_secs(left.unsigned_abs()), args.until_hangup)? {
             return Ok(Outcome::Done);
@@ -215,7 +216,7 @@ fn record(args: &Record) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Waits; returns whether standard input was closed meanwhile.
+/// Waits for `pause`. With `may_hang_up`, the wait ends early if standard input closes. Returns whether that happened.
 fn has_hung_up(pause: Duration, may_hang_up: bool) -> anyhow::Result<bool> {
     if !may_hang_up {
         std::thread::sleep(pause);

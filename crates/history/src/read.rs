@@ -1,4 +1,5 @@
-//! Answers to questions about a time: points of series, each with the step that was asked for.
+//! Answers questions about figures in a range of time: reads ticks and blocks, and makes points with the wanted step of
+//! them.
 
 use crate::block;
 use crate::fields::{About, Kind, about};
@@ -14,33 +15,33 @@ const DAY_S: i64 = 86_400;
 /// Longest step of an answer, in seconds: a week.
 const MOST_STEP_S: i64 = 7 * DAY_S;
 
-/// Bounds of one answer.
+/// Bounds of one answer. A question whose answer might exceed them is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Longest time, in seconds.
+    /// Longest range of time, in seconds.
     pub range_s: i64,
     /// Most points of all series together.
     pub points: i64,
-    /// Most samples that are read for them.
+    /// Most samples that are read for these points.
     pub samples: i64,
 }
 
 /// Bounds of answers over HTTP: some 2 MB, and some tenths of a second.
 pub const OVER_HTTP: Bounds = Bounds { range_s: 732 * DAY_S, points: 100_000, samples: 4_000_000 };
 
-/// A sample: its time, the seconds for which it stands, and its value.
+/// A sample: its time, the seconds from there on that it covers (its step), and its value.
 type Point = (i64, i64, i64);
 
-/// The step of the blocks that a time has, the end of which is the latest.
+/// The shortest step in which figures are still kept for the whole time from `since` to `now`.
 fn step_of(since: i64, now: i64) -> i64 {
     let level = LEVELS.iter().find(|(_, days, _)| now - since <= days * DAY_S);
     level.map_or(LEVELS[2].0, |(step, ..)| *step)
 }
 
-/// The answer to a question, within bounds.
+/// Answers a question. `bounds` limits the answer; `None`: nothing does.
 ///
 /// # Errors
-/// The question cannot be meant, or its answer would be too long; or the file cannot be read.
+/// The question's times or step are not valid, its answer would exceed the bounds, or the file cannot be read.
 pub fn answer(store: &Store, wanted: &Wanted, now: i64, bounds: Option<Bounds>) -> anyhow::Result<History> {
     let until = wanted.until.unwrap_or(now.saturating_add(STEP_S));
     let since = wanted.since.unwrap_or(until.saturating_sub(DAY_S));
@@ -64,7 +65,7 @@ pub fn answer(store: &Store, wanted: &Wanted, now: i64, bounds: Option<Bounds>) 
         add_blocks(store, &owner, &figures, (since, until), &mut points, &mut history.damaged_blocks)?;
         let mut latest = latest.remove(&owner.id).unwrap_or_default();
         for (field, about) in figures {
-            // In the order in which they were recorded.
+            // Blocks come before ticks: points stay in the order in which they were recorded.
             let points = points.remove(&field).into_iter().chain(latest.remove(&field)).flatten().collect();
             let points = stepped(points, about.kind(), step);
             if !points.is_empty() {
@@ -74,7 +75,7 @@ pub fn answer(store: &Store, wanted: &Wanted, now: i64, bounds: Option<Bounds>) 
         }
     }
     if wanted.groups.is_none() {
-        // Notes name any group.
+        // Notes may name any group, so only callers that see all groups get them.
         let notes = store.notes(since, until)?.into_iter();
         history.notes = notes.map(|(unix_s, text)| Note { unix_s, text }).collect();
     }
@@ -101,14 +102,14 @@ fn check(bounds: Bounds, range: i64, series: i64, (native, step): (i64, i64)) ->
     Ok(())
 }
 
-/// Whether a question wants figures of an owner. A question of a caller who sees some groups alone wants these alone.
+/// Whether a question asks for figures of an owner that its caller may see ([`Wanted::groups`]).
 fn is_wanted(wanted: &Wanted, owner: &Owner) -> bool {
     wanted.groups.as_ref().is_none_or(|groups| groups.contains(&owner.group))
         && wanted.group.as_ref().is_none_or(|group| *group == owner.group)
         && wanted.member.as_ref().is_none_or(|member| *member == owner.member)
 }
 
-/// The figures of an owner that a question wants, by their numbers.
+/// The figures of an owner that a question asks for and its caller may see, with their numbers.
 fn figures(wanted: &Wanted, owner: &Owner) -> Vec<(u8, About)> {
     let is_wanted = |about: &About| {
         wanted.figure.as_ref().is_none_or(|figure| figure == about.name)
@@ -119,7 +120,8 @@ fn figures(wanted: &Wanted, owner: &Owner) -> Vec<(u8, About)> {
 
 type Points = BTreeMap<u8, Vec<Point>>;
 
-/// Points of the moments that are in no block yet, by owner.
+/// The points of ticks, whose moments are in no block yet, by owner. Ticks that cannot be read are counted in
+/// `damaged`.
 fn latest(
     store: &Store,
     owners: &[Owner],
@@ -141,7 +143,7 @@ fn latest(
     Ok(latest)
 }
 
-/// Adds the points of an owner's blocks. Blocks that cannot be read are counted.
+/// Adds the points of an owner's blocks. Blocks that cannot be read are counted in `damaged`.
 fn add_blocks(
     store: &Store,
     owner: &Owner,
@@ -150,7 +152,7 @@ fn add_blocks(
     points: &mut Points,
     damaged: &mut u64,
 ) -> anyhow::Result<()> {
-    // The index alone answers this. So a block that cannot be read hides no other.
+    // The index alone answers this query. So a damaged block does not hide others.
     let sql = "SELECT id FROM block WHERE owner = ?1 AND step = ?2 AND start > ?3 AND start < ?4 ORDER BY id";
     let mut find = store.db.prepare(sql)?;
     let mut read = store.db.prepare("SELECT start, count, data FROM block WHERE id = ?1")?;
@@ -190,7 +192,8 @@ fn read_block(
     Ok(())
 }
 
-/// Points as steps of this length. Of those of one time, the last counts: it was recorded later.
+/// Combines points into points of this step. Of several points with the same time, the last one counts, which was
+/// recorded later.
 fn stepped(mut points: Vec<Point>, kind: Kind, step: i64) -> Vec<[i64; 2]> {
     points.sort_by_key(|(at, ..)| *at);
     points.dedup_by(|later, earlier| {

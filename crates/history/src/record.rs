@@ -1,4 +1,5 @@
-//! Recording: every moment is written at once, and becomes a part of a block when its window is over.
+//! Records figures: those of each moment are written to the file at once (as a tick). When the window of 16 minutes is
+//! over, its ticks are replaced by blocks.
 
 use crate::block::Moment;
 use crate::salvage::salvage;
@@ -11,11 +12,12 @@ use cli::note;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Most windows that wait to be written, beside the one that is under way.
+/// Most windows that are kept in memory while the file cannot be written, besides the present one. The figures of older
+/// ones are lost.
 const MOST_WAITING: usize = 1;
-/// Most series that are recorded at a time: 32 MiB are enough for them.
+/// Most series that are recorded. Their windows in memory take up to 32 MiB. Further ones are left out.
 const MOST_SERIES: usize = 20_000;
-/// Longest time between two moments after which the clock has not jumped, in seconds: 10 minutes.
+/// If more time lies between two moments, the clock is taken to have jumped: 10 minutes.
 const JUMP_S: i64 = 600;
 
 /// Writes figures to a file.
@@ -23,7 +25,7 @@ pub struct Recorder {
     path: PathBuf,
     most_bytes: u64,
     store: Option<Store>,
-    /// Numbers of groups and members. Others may be in the file.
+    /// Numbers of groups and members that were recorded lately. The file may have others.
     owners: HashMap<(String, String), i64>,
     /// The number of the next owner; `None` until the file was read.
     next_owner: Option<i64>,
@@ -33,18 +35,19 @@ pub struct Recorder {
     waiting: Vec<Window>,
     notes: Vec<Note>,
     last_at: i64,
-    /// Moments in a row since the clock has jumped.
+    /// Number of moments since the clock last jumped or was set back.
     steady: usize,
     /// Whether the file was found to be damaged, so that it is to be set aside.
     is_damaged: bool,
-    /// The reason why the last moment could not be written.
+    /// The reason why the last moment could not be written; `None` if it was.
     failure: Option<String>,
     is_to_tidy: bool,
     has_left_out: bool,
 }
 
 impl Recorder {
-    /// Goes on with a file that takes `most_bytes` at most, or begins one. It may be unusable for the moment.
+    /// Opens the file, or makes it, and goes on with what an earlier process has left in it. It may grow to
+    /// `most_bytes`. If the file cannot be used at the moment, that is tried again at each moment.
     ///
     /// # Errors
     /// A later version wrote the file.
@@ -114,7 +117,7 @@ impl Recorder {
 
     fn failed(&mut self, error: &anyhow::Error) {
         let why = in_words(error);
-        // The same follows every ten seconds.
+        // The next attempts, every ten seconds, will probably fail in the same way, and are not logged.
         if self.failure.is_none() {
             note!("cannot write {}: {}; it is tried again", self.path.display(), cli::printable(&why));
         }
@@ -122,11 +125,11 @@ impl Recorder {
         if is_damage(error) {
             (self.store, self.is_damaged) = (None, true);
         }
-        // On a full disk, SQLite has undone what it began.
+        // On a full disk, SQLite has rolled back the transaction.
         self.store.iter().for_each(Store::use_log_again);
     }
 
-    /// Takes the figures of a moment, in seconds since 1970.
+    /// Records the figures of a moment; `at` is in seconds since 1970.
     pub fn take(&mut self, at: i64, sampled: &Sampled) {
         let at = at.div_euclid(STEP_S) * STEP_S;
         self.look_at_clock(at);
@@ -179,7 +182,7 @@ impl Recorder {
         self.new.clear();
         self.waiting.clear();
         self.notes.clear();
-        // The blocks of the next windows have to fit at any time.
+        // An eighth of the file is kept free, so that the blocks of the next windows fit.
         store.make_room(self.most_bytes / 8 * 7, at)?;
         if self.is_to_tidy && (self.steady < SAMPLES || store.roll_up(at)?) {
             let in_use: HashSet<i64> = self.window.iter().flat_map(Window::owners).collect();
@@ -190,7 +193,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Figures by the numbers of their owners, in ascending order.
+    /// Gives each owner its number, and returns the figures in ascending order of the numbers.
     fn numbered(&mut self, at: i64, sampled: &Sampled) -> Moment {
         let (mut series, mut moment) = (0, Moment::new());
         for (group, member, values) in sampled {

@@ -1,4 +1,4 @@
-//! Old blocks become blocks with longer steps, and the oldest are dropped.
+//! Combines old blocks into blocks with longer steps, and drops the oldest ones.
 //!
 //! | step | kept |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | 1 min | 31 days |
 //! | 15 min | 731 days |
 //!
-//! Of a figure of a moment, the mean is kept; of a counter, the last value. When the file is nearly full, the group that
+//! A longer step has the mean of a gauge, and the last value of a counter. When the file is nearly full, the group that
 //! has most blocks loses its oldest: no group can drive out what others have.
 
 use crate::block::{self, MOST_SAMPLES, Samples};
@@ -20,13 +20,14 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 pub(crate) const LEVELS: [(i64, i64, Option<i64>); 3] = [(STEP_S, 1, Some(60)), (60, 31, Some(900)), (900, 731, None)];
 /// Seconds of a day.
 const DAY_S: i64 = 86_400;
-/// Most owners whose blocks of one day are put together in a transaction.
+/// Most combinations (one day of one owner) in a transaction.
 const MOST_AT_ONCE: i64 = 20;
-/// Most blocks that are dropped in a transaction.
+/// Most blocks that are dropped in a transaction when the file is nearly full.
 const MOST_DROPPED: i64 = 100;
 
 impl Store {
-    /// Puts some old blocks together, and drops the oldest. Returns whether all is done.
+    /// Combines some old blocks of each step, and drops all that are too old. Returns whether none is left to be
+    /// combined.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -53,7 +54,7 @@ impl Store {
         Ok(is_done)
     }
 
-    /// Forgets owners that have no blocks, but for those that are `in_use`.
+    /// Removes owners that have no blocks from the file, except those `in_use`, which have samples in no block yet.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -98,7 +99,8 @@ impl Store {
     }
 }
 
-/// Puts the blocks of one owner that begin in a day together. A block that cannot be read is dropped, with a note.
+/// Combines the blocks of one owner that begin in one day into blocks of the next step. Blocks that cannot be read are
+/// dropped, with a note.
 fn put_together(
     change: &Transaction<'_>,
     owner: i64,
@@ -151,7 +153,7 @@ fn collect(
     Ok(())
 }
 
-/// Values of longer steps, by the time at which each step begins.
+/// Combines points into values of a longer step, by the time at which each step begins.
 fn means(points: &BTreeMap<i64, i64>, kind: Kind, step: i64) -> BTreeMap<i64, i64> {
     let mut sums: BTreeMap<i64, (i128, i128)> = BTreeMap::new();
     for (at, value) in points {

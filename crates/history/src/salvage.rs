@@ -1,4 +1,4 @@
-//! A damaged file gets another name, and all that can be read of it is taken over into a new one.
+//! Renames a damaged file, and copies all that can be read of it into a new file.
 
 use crate::block;
 use crate::store::{Note, Owner, Store, note};
@@ -22,8 +22,8 @@ fn beside(path: &Path, end: &str) -> PathBuf {
     PathBuf::from(format!("{}{end}", path.display()))
 }
 
-/// Gives a damaged file and its log the name `FILE.damaged`, in place of an earlier one. All that can be read is taken over
-/// into a new file, with a note of it.
+/// Gives a damaged file and its log the name `FILE.damaged`, in place of an earlier one. All that can be read of it is
+/// copied into a new file, with a note that says how much that was.
 ///
 /// # Errors
 /// Files cannot be renamed, or the new one not be written.
@@ -35,7 +35,7 @@ pub fn salvage(path: &Path, most_bytes: u64, now: i64, why: &str) -> anyhow::Res
     }
     let aside = beside(path, ".damaged");
     let mut store = Store::open(path, most_bytes)?;
-    // A failure half-way leaves what was taken over up to there.
+    // If copying fails half-way, it is rolled back, and the new file begins empty.
     let found = take_over(&mut store, &aside).unwrap_or_default();
     let Found { owners, blocks, damaged, is_whole } = found;
     let rest = if is_whole { "" } else { "; an unknown number behind the damage is lost" };
@@ -50,7 +50,7 @@ pub fn salvage(path: &Path, most_bytes: u64, now: i64, why: &str) -> anyhow::Res
     Ok(store)
 }
 
-/// Rows of a table from a place on, until one cannot be read.
+/// Calls `take` for each row of a query, until a row cannot be read. Returns whether all rows could be read.
 fn rows<T>(
     db: &Connection,
     sql: &str,
@@ -72,7 +72,7 @@ fn rows<T>(
 }
 
 fn take_over(store: &mut Store, aside: &Path) -> anyhow::Result<Found> {
-    // Its log was checked or not: SQLite leaves out what is not whole.
+    // The write-ahead log was renamed with the file. SQLite ignores what is not complete in it.
     let old = Connection::open_with_flags(aside, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     old.pragma_update(None, "cell_size_check", true)?;
     let change = store.db.transaction()?;
@@ -95,7 +95,7 @@ fn take_over(store: &mut Store, aside: &Path) -> anyhow::Result<Found> {
             damaged += 1;
             return Ok(());
         }
-        // The same block may be found from both ends.
+        // The table is read from both ends if it is damaged, so the same block may be found twice.
         let sql = "INSERT INTO block (owner, step, start, count, data) SELECT ?1, ?2, ?3, ?4, ?5 \
                    WHERE NOT EXISTS (SELECT 1 FROM block WHERE owner = ?1 AND step = ?2 AND start = ?3 AND data = ?5)";
         blocks += change.execute(sql, params![owner, step, start, count, data])? as u64;

@@ -1,4 +1,4 @@
-//! The figures of all groups and members at one moment, as a service tells them.
+//! Asks a service for the figures of all groups and members.
 
 use crate::block::Samples;
 use crate::fields::{Figure, OF_GROUP, OF_MEMBER};
@@ -8,18 +8,18 @@ use api::control::MemberReport;
 use api::place::Place;
 use std::collections::BTreeMap;
 
-/// Most members of a group whose figures are kept.
+/// Most members of a group of which figures are kept.
 pub const MOST_MEMBERS: usize = 1000;
-/// Number of looks that leave out a group whose worker did not answer: each such question takes up to ten seconds.
+/// A group whose worker did not answer is left out for 6 samples, because asking about it may take up to ten seconds.
 const LEFT_OUT: u32 = 6;
 
-/// Figures: group, member ('' for the group itself), and a value for each figure of `fields`.
+/// Figures of one moment: group, member ('' for the group itself), and a value for each figure in `fields`.
 pub type Sampled = Vec<(String, String, Samples)>;
 
 /// Asks a service again and again.
 pub struct Sampler {
     place: Place,
-    /// Looks for which groups are still left out.
+    /// Groups that are left out, and for how many further samples.
     silent: BTreeMap<String, u32>,
 }
 

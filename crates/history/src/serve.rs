@@ -1,5 +1,6 @@
-//! Answers of the process that records, at the service's `history.sock`. The socket belongs to the web side's user, and is
-//! open to root and that user alone. Each connection has one question. One after the other is answered.
+//! Answers questions about figures at the service's `history.sock`, in the process that records them. The socket
+//! belongs to the web side's user, and is open to root and that user alone. Each connection has one question, and
+//! connections are served one after the other.
 
 use crate::read::{OVER_HTTP, answer};
 use crate::store::Store;
@@ -14,7 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Time for a question to come, and for an answer to be read: 5 s.
+/// Longest wait for bytes of a question, and for a peer to read bytes of the answer: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -39,7 +40,7 @@ pub fn listen(place: &Place, reader: Option<u32>) -> anyhow::Result<UnixListener
 pub fn run(listener: &UnixListener, path: PathBuf, now: fn() -> i64) {
     loop {
         match listener.accept() {
-            // A connection that breaks is its peer's loss alone.
+            // An error of a connection concerns its peer alone.
             Ok((stream, _)) => _ = serve(stream, &path, now()),
             Err(_) => std::thread::sleep(PAUSE),
         }

@@ -21,10 +21,10 @@ pub enum Form {
     Json,
 }
 
-/// Prints what a file has.
+/// Answers a question from a file, and prints the answer.
 ///
 /// # Errors
-/// The file cannot be read, the question cannot be meant, or stdout cannot be written.
+/// The file cannot be read, the question's times or step are not valid, or stdout cannot be written.
 pub fn run(path: &Path, wanted: &Wanted, form: Form, now: i64) -> anyhow::Result<Outcome> {
     let read = Store::read(path).and_then(|store| answer(&store, wanted, now, None));
     let mut history = read.with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,14 +1,14 @@
-//! The file: an SQLite database with a row for each block, and none for a sample.
+//! The file with figures: an SQLite database. A row holds a whole block, and not a single sample.
 //!
 //! ```text
-//!   owner   group, and member ('' for the group itself), of each number
+//!   owner   the group, and the member ('' for the group itself), that have a number
 //!   tick    all figures of one moment: a row every ten seconds, until their window is over
 //!   block   figures of one owner at equal distances
 //!   note    what was lost, and why
 //! ```
 //!
-//! A tick is written, and on disk, before the next one is due: each is a transaction of the write-ahead log. Ticks become
-//! blocks in one transaction.
+//! Each tick is a transaction of its own in the write-ahead log, so it is on disk before the next one is due. One
+//! transaction replaces the ticks of a window by blocks.
 
 use crate::block::{self, Moment, Samples};
 use crate::window::{STEP_S, WINDOW_S, Window, start_of};
@@ -19,7 +19,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Statements that make each version of the file's schema of the one before. Files bear its number as `user_version`.
+/// Statements that bring a file's schema from each version to the next one. A file has the number of its version as
+/// `user_version`.
 const MIGRATIONS: [&str; 1] = ["
     CREATE TABLE owner (id INTEGER PRIMARY KEY, grp TEXT NOT NULL, member TEXT NOT NULL, UNIQUE (grp, member));
     CREATE TABLE block (id INTEGER PRIMARY KEY, owner INTEGER NOT NULL, step INTEGER NOT NULL, start INTEGER NOT NULL,
@@ -28,18 +29,18 @@ const MIGRATIONS: [&str; 1] = ["
     CREATE INDEX block_age ON block (step, start);
     CREATE TABLE tick (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, data BLOB NOT NULL);
     CREATE TABLE note (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, text TEXT NOT NULL);"];
-/// Time for another process to let go of the file: 5 s.
+/// Longest wait for another process's lock of the file: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a page of the file.
+/// Size of the database's pages in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of the write-ahead log that stay after a checkpoint: 4 MiB.
+/// Size to which the write-ahead log is truncated after a checkpoint: 4 MiB.
 const LOG_BYTES: u64 = 4 << 20;
-/// Pages of the log after which it is written into the file: 1 MiB.
+/// Number of pages in the log from which on they are written into the file (checkpoint): 256, which are 1 MiB.
 const CHECKPOINT_PAGES: i64 = 256;
 /// Most notes that are kept.
 const MOST_NOTES: i64 = 1000;
 
-/// The open file.
+/// The open file with figures.
 pub struct Store {
     pub(crate) db: Connection,
 }
@@ -58,7 +59,7 @@ pub struct Owner {
 /// Something that was lost, and why, with its time in seconds since 1970.
 pub type Note = (i64, String);
 
-/// The file is of a later version than this program.
+/// Error: the file's schema is of a later version than this program knows.
 #[derive(Debug)]
 pub struct Later;
 
@@ -68,7 +69,7 @@ impl fmt::Display for Later {
     }
 }
 
-/// Whether an error says that a file is no sound database.
+/// Whether an error says that the file is damaged, or no database.
 pub fn is_damage(error: &anyhow::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     let of_file = error.chain().find_map(|cause| cause.downcast_ref::<rusqlite::Error>());
@@ -80,7 +81,7 @@ pub fn is_damage(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Makes a file's schema the last one of `migrations`, or leaves the file as it is.
+/// Brings a file's schema to the last version of `migrations`, in one transaction.
 fn migrate(db: &mut Connection, migrations: &[&str]) -> anyhow::Result<()> {
     let change = db.transaction()?;
     let done: i64 = change.query_row("PRAGMA user_version", [], |row| row.get(0))?;
@@ -94,7 +95,7 @@ fn migrate(db: &mut Connection, migrations: &[&str]) -> anyhow::Result<()> {
 }
 
 impl Store {
-    /// Opens a file to write it, or makes it. It never takes more than `most_bytes`, its log aside.
+    /// Opens a file to write it, or makes it. Without its log, the file never has more than `most_bytes`.
     ///
     /// # Errors
     /// It cannot be read or written, is damaged ([`is_damage`]), or is of a later version.
@@ -136,22 +137,23 @@ impl Store {
         Ok(find.query_map([], owner)?.collect::<Result<_, _>>()?)
     }
 
-    /// The number of a group or a member, if the file has it.
+    /// The number of a group or a member; `None` if the file does not have it.
     pub(crate) fn owner(&self, group: &str, member: &str) -> anyhow::Result<Option<i64>> {
         let mut find = self.db.prepare("SELECT id FROM owner WHERE grp = ?1 AND member = ?2")?;
         Ok(find.query_row([group, member], |row| row.get(0)).optional()?)
     }
 
-    /// The number of the next owner: blocks may be of owners that are lost.
+    /// The number for the next new owner. Blocks are considered, too, because their owner's row may be lost.
     pub(crate) fn next_owner(&self) -> anyhow::Result<i64> {
         let next = "SELECT 1 + max((SELECT ifnull(max(id), 0) FROM owner), (SELECT ifnull(max(owner), 0) FROM block))";
         Ok(self.db.query_row(next, [], |row| row.get(0))?)
     }
 
-    /// Writes the figures of a moment. With it, owners that are new, windows that are over as blocks, and notes.
+    /// Writes the figures of a moment as a tick and, in the same transaction, new owners, the blocks of windows that
+    /// are over in place of their ticks, and notes.
     ///
     /// # Errors
-    /// The file cannot be written: nothing of it is then.
+    /// The file cannot be written. Then nothing of this was.
     pub fn keep(
         &mut self,
         at: i64,
@@ -179,8 +181,8 @@ impl Store {
         Ok(change.commit()?)
     }
 
-    /// The windows of the ticks that an earlier process has left, the oldest first, and the number of ticks that cannot be
-    /// read.
+    /// Reads the ticks that an earlier process has left. Returns their windows, the oldest first, and the number of
+    /// ticks that cannot be read.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -199,7 +201,8 @@ impl Store {
         Ok(last.optional()?)
     }
 
-    /// Ticks of a time, in the order in which they were written, and the number of those that cannot be read.
+    /// The ticks of a range of time, in the order in which they were written, and the number of ticks that cannot be
+    /// read.
     pub(crate) fn ticks(&self, since: i64, until: i64) -> anyhow::Result<(Vec<(i64, Moment)>, u64)> {
         let mut find = self.db.prepare("SELECT at, data FROM tick WHERE at >= ?1 AND at < ?2 ORDER BY id")?;
         let rows = find.query_map([since, until], |row| Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?)))?;
@@ -214,7 +217,7 @@ impl Store {
         Ok((ticks, damaged))
     }
 
-    /// Notes of a time, in the order in which they were written.
+    /// The notes of a range of time, in the order in which they were written.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -223,13 +226,14 @@ impl Store {
         Ok(find.query_map([since, until], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?)
     }
 
-    /// Writes the log into the file, so that it is used from its beginning again. On a full disk it may be what is in the way.
+    /// Writes the log into the file, so that the log is overwritten from its beginning and does not grow. On a full
+    /// disk, writing may fail only because the log cannot grow.
     pub(crate) fn use_log_again(&self) {
-        // If this fails, the log only grows.
+        // If this fails, the log grows with the next write.
         let _ = self.db.execute_batch("PRAGMA wal_checkpoint(RESTART)");
     }
 
-    /// Bytes of the file that are in use.
+    /// Bytes of the file that hold data: those of its pages that are not free.
     pub(crate) fn used_bytes(&self) -> anyhow::Result<u64> {
         let pages = |pragma: &str| self.db.query_row(pragma, [], |row| row.get::<_, i64>(0));
         let used = pages("PRAGMA page_count")? - pages("PRAGMA freelist_count")?;
@@ -237,7 +241,7 @@ impl Store {
     }
 }
 
-/// Adds a block.
+/// Adds a block of an owner to the file; nothing if there are no series.
 pub(crate) fn insert(
     change: &Transaction<'_>,
     owner: i64,
@@ -252,7 +256,7 @@ pub(crate) fn insert(
     Ok(())
 }
 
-/// Adds a note, and drops the oldest where there are too many.
+/// Adds a note, and drops the oldest ones if there are more than [`MOST_NOTES`].
 pub(crate) fn note(change: &Transaction<'_>, at: i64, text: &str) -> anyhow::Result<()> {
     change.execute("INSERT INTO note (at, text) VALUES (?1, ?2)", params![at, text])?;
     change.execute("DELETE FROM note WHERE id <= (SELECT max(id) FROM note) - ?1", [MOST_NOTES])?;
@@ -279,7 +283,7 @@ mod tests {
         migrate(&mut db, &[MIGRATIONS[0], "ALTER TABLE owner ADD COLUMN kind TEXT DEFAULT 'x'"]).unwrap();
         let kind: String = db.query_row("SELECT kind FROM owner", [], |row| row.get(0)).unwrap();
         assert_eq!((version(&db), kind.as_str()), (2, "x"));
-        // An older program leaves the file alone.
+        // A program that knows only the older schema does not change the file.
         assert!(migrate(&mut db, &MIGRATIONS).unwrap_err().is::<Later>());
         assert!(Store::open(&path, 64 << 20).is_err_and(|e| e.is::<Later>()) && Store::read(&path).is_err());
     }

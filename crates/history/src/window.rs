@@ -1,43 +1,43 @@
-//! Samples that are in no block: those of one window of time, in memory.
+//! A window: the samples of 16 minutes, which are kept in memory until they are written as blocks.
 //!
-//! Windows begin at multiples of their length, so that blocks of one step overlap only where the clock was set back.
+//! Windows begin at multiples of their length, so that blocks of 10 s steps overlap only if the clock was set back.
 
 use crate::block::{Moment, Samples};
 use std::collections::BTreeMap;
 
 /// Seconds between two samples.
 pub const STEP_S: i64 = 10;
-/// Samples of a window: 16 minutes.
+/// Number of samples of a series in a window: 96, which are 16 minutes.
 pub const SAMPLES: usize = 96;
 /// Length of a window, in seconds.
 pub const WINDOW_S: i64 = STEP_S * SAMPLES as i64;
-/// Value of a sample that there is not. No figure is as small.
+/// Stands for a sample whose value is not known. No figure has this value.
 const ABSENT: i64 = i64::MIN;
 
-/// The samples of one window: 8 bytes for each.
+/// The samples of one window, 8 bytes each.
 #[derive(Debug)]
 pub struct Window {
-    /// Its begin, in seconds since 1970.
+    /// The time at which the window begins, in seconds since 1970.
     pub start: i64,
-    /// Of each owner: field by field, [`SAMPLES`] values.
+    /// The values of each owner by its number: [`SAMPLES`] values for each field, one field after the other.
     values: BTreeMap<i64, Vec<i64>>,
 }
 
-/// A block in the making: its owner, the time of its first sample, and its series.
+/// The content of a block: its owner, the time of its first sample, and its series.
 pub type Series = (i64, i64, Vec<(u8, Samples)>);
 
-/// The begin of the window of a moment.
+/// The time at which the window of a moment begins.
 pub const fn start_of(at: i64) -> i64 {
     at.div_euclid(WINDOW_S) * WINDOW_S
 }
 
 impl Window {
-    /// The window of a moment, without samples.
+    /// An empty window for a moment and those around it.
     pub const fn of(at: i64) -> Self {
         Self { start: start_of(at), values: BTreeMap::new() }
     }
 
-    /// Adds the figures of a moment of it. Those of the same ten seconds are replaced.
+    /// Adds the figures of a moment in this window. They replace figures of the same ten seconds.
     pub fn add(&mut self, at: i64, moment: &Moment) {
         let Some(place) = usize::try_from((at - self.start) / STEP_S).ok().filter(|place| *place < SAMPLES) else {
             return;
@@ -59,7 +59,7 @@ impl Window {
         self.values.keys().copied()
     }
 
-    /// A block for each owner, from the first sample that there is to the last.
+    /// The content of a block for each owner, from its first known sample to its last.
     pub fn blocks(&self) -> impl Iterator<Item = Series> {
         self.values.iter().filter_map(|(owner, values)| {
             let fields = || values.chunks(SAMPLES);

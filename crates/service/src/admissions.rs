@@ -1,12 +1,13 @@
-//! Decides whether further guests fit on this host, by the last look of the process that balances memory.
+//! Decides whether further guests fit on this host. The facts are the figures that the process which balances memory
+//! last read of the host and its guests (its last look, `api::promise::Look`).
 
 use super::registry::Registry;
 use api::promise::{Answered, Asked, Fit, NoLook, Promises};
 use cli::journal::By;
 use std::time::{Duration, Instant};
 
-/// Longest wait for the file of promises, which another process may hold: 100 ms. The supervisor hears nobody
-/// meanwhile.
+/// Longest wait for the lock of the file of promises, which another process may hold: 100 ms. The supervisor answers
+/// nobody while it waits.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Decides on a request for memory, and promises the memory if the request wants that.
@@ -22,7 +23,7 @@ pub(crate) fn ask(registry: &mut Registry, asked: &Asked, by: &By) -> Result<Ans
     promises.ask(look, asked, by).map_err(in_words)
 }
 
-/// How many further guests of a group fit.
+/// How many further guests of a group fit; `None` if there is no look of late, or the group has no VM.
 pub(crate) fn fit(registry: &mut Registry, group: &str) -> Option<Fit> {
     let dir = registry.place.dir().to_owned();
     api::promise::fit(&dir, registry.looks.fresh(&dir)?, group)

@@ -4,15 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-/// Run time from which on a child's end counts as its first failure: 60 s.
+/// A child that ran for 60 s or longer was all right: its end counts as the first failure again.
 const ALL_RIGHT_AFTER: Duration = Duration::from_secs(60);
-/// First and longest wait: 0.1 s and 10 s.
+/// Wait after a first failure, and the longest wait: 0.1 s and 10 s.
 const WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// The failures of one child, in a row.
 #[derive(Debug, Default)]
 pub struct Backoff {
-    /// The last wait; `None` without a failure.
+    /// The wait after the last failure; `None` if there was no failure.
     wait: Option<Duration>,
     not_before: Option<Instant>,
 }
@@ -29,7 +29,7 @@ impl Backoff {
         self.wait.is_some()
     }
 
-    /// Time from which on the child may be started: `now` without a failure. The time may be in the past.
+    /// Time from which on the child may be started, which may be in the past. Without a failure it is `now`.
     pub fn start_at(&self, now: Instant) -> Instant {
         self.not_before.unwrap_or(now)
     }

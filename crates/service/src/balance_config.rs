@@ -11,29 +11,32 @@ use toml::Spanned;
 /// Pause between two rounds, in seconds, unless another one is configured.
 const USUAL_EVERY_S: u64 = 5;
 
-/// Longest time of a move, in seconds: 7 days.
+/// Longest time that may be configured for moving a guest to another host, in seconds: 7 days.
 const MOST_MOVE_S: u64 = 7 * 86_400;
 
 /// Configuration of the process that balances memory between guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balance {
-    /// The policy.
+    /// Name of the policy by which memory is dealt out.
     pub policy: String,
-    /// The policy of admission.
+    /// The policy by which it is decided whether further guests fit.
     pub admit: Assurance,
     /// Seconds between two rounds.
     pub every_s: u64,
-    /// Memory that is never lent, in bytes; `None`: the usual part of the host's.
+    /// Memory of the host that is kept in reserve, and never lent to a guest, in bytes; `None`: the usual part of the
+    /// host's memory.
     pub floor_bytes: Option<u64>,
-    /// Control group whose memory limit stands for the host.
+    /// Control group whose memory limit counts as the host's memory; `None`: the memory of the host itself.
     pub within: Option<String>,
-    /// Users whose VMs are guests of this host, although nothing else says so.
+    /// Users whose VMs are balanced, although nothing else says that these VMs are guests of this host.
     pub owners: Vec<u32>,
-    /// Patterns for guests, and the sizes that they keep, in bytes.
+    /// Patterns for guests' names, and the size below which a guest that fits is never made smaller, in bytes.
     pub guaranteed: Vec<(String, u64)>,
-    /// Patterns for guests, and the destinations that they are moved to when they are proposed for another host.
+    /// Patterns for guests' names, and the destination that a guest which fits is moved to when a plan proposes it for
+    /// another host.
     pub moves: Vec<(String, String)>,
-    /// Seconds after which a guest that is being moved stays; `None`: as `pagefold migrate` has it.
+    /// Seconds after which a move that is not over is given up, so that the guest stays; `None`: the usual time of
+    /// `pagefold migrate`.
     pub move_within_s: Option<u64>,
 }
 
@@ -61,7 +64,8 @@ pub(crate) struct WrittenGuest {
 }
 
 impl WrittenBalance {
-    /// Checks both parts. `[[guest]]` parts without `[balance]` are allowed, and have no effect.
+    /// Checks `[balance]` and all `[[guest]]` parts. `[[guest]]` parts without `[balance]` are allowed, and have no
+    /// effect.
     pub(crate) fn check(self, guests: Vec<WrittenGuest>) -> Result<Balance, Wrong> {
         let policy = match self.policy {
             None => balance::policy::NAMES[0].to_owned(),

@@ -8,9 +8,10 @@
 //!   wanted --> kept running (kept.rs); ended and started again where other arguments are wanted
 //! ```
 //!
-//! Each command asks this service as any client does. Its standard input is a pipe of the supervisor's: the command
-//! ends when the pipe closes. The balancing command may end at any point: each guest then has a size that a plan
-//! allowed. Attached processes stay attached. Guests that were being parked go on, and parked guests stay parked.
+//! Each command asks this service as any client does. Its standard input is a pipe from the supervisor, and it ends
+//! when the pipe closes. The command that balances may end at any point: each guest then has a size that a plan
+//! allowed. When the command that enrols ends, attached processes stay attached. When the command that parks ends,
+//! guests that were being parked run on, and parked guests stay parked.
 
 use super::helper::Held;
 use super::kept::{Kept, spawn};
@@ -27,21 +28,23 @@ use std::time::Instant;
 /// A command that is kept running, or that is not wanted at present.
 pub struct Beside {
     place: Place,
-    /// The program of its command.
+    /// The file of `pagefold`, which is executed.
     pagefold: Rc<Held>,
-    /// Its arguments; `None`: it is not wanted.
+    /// The command's arguments; `None`: the command is not wanted.
     arguments: Option<Vec<String>>,
-    /// Its process, with the pipe at whose end it ends. Its work is its name.
+    /// The command's process, with the supervisor's end of its standard input. Its name in the log says what it does.
     kept: Kept<ChildStdin>,
 }
 
 impl Beside {
-    /// A command that is not started yet, for this work. It is not started while `arguments` are `None`.
+    /// A command that is not started yet. `work` says in the log what it does. It is not started while `arguments` are
+    /// `None`.
     pub fn new(place: &Place, pagefold: &Rc<Held>, work: &'static str, arguments: Option<Vec<String>>) -> Self {
         Self { place: place.clone(), pagefold: Rc::clone(pagefold), arguments, kept: Kept::new(work) }
     }
 
-    /// Takes over other arguments. A command that runs with the old arguments ends, and is started again.
+    /// Sets the command's arguments. If they differ from the present ones, a command that runs is ended, and is started
+    /// with the new ones.
     pub fn set(&mut self, arguments: Option<Vec<String>>) {
         if self.arguments != arguments {
             self.arguments = arguments;
@@ -55,7 +58,7 @@ impl Beside {
         self.arguments.as_ref().and_then(|_| self.kept.start_at(now))
     }
 
-    /// Starts the command if it is due.
+    /// Starts the command if it is wanted, does not run, and its wait after a failure is over.
     pub fn start_if_due(&mut self, now: Instant) {
         if self.start_at(now).is_none_or(|at| at > now) {
             return;

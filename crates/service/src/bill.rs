@@ -1,4 +1,4 @@
-//! A group's bill over all its workers, kept in the state file.
+//! A group's bill (counters of folding and of processor time, [`Bill`]) over all its workers, kept in the state file.
 //!
 //! ```text
 //!   worker reports --> current, the latest bill of that worker    asked for every 10 s, and by `group show`
@@ -8,8 +8,9 @@
 //!   former, the sum of all workers before                         total = former + current
 //! ```
 //!
-//! When a worker is killed, its counts since its last report are lost: 10 s at most. Its processor time is read once
-//! more when it has ended, unless it was the child of an earlier supervisor.
+//! When a worker is killed, what it counted since its last report is lost: 10 s at most. The worker's processor time is
+//! read from `/proc` once more when the worker has ended and was not waited for yet. That needs a child of this
+//! supervisor, and not one of an earlier supervisor.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -29,7 +30,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Takes a worker's bill into account. Returns whether anything has changed.
+    /// Takes the latest bill of a worker into account. Returns whether anything has changed.
     pub fn heard(&mut self, worker: ProcessId, bill: &Bill) -> bool {
         let before = (self.worker == Some(worker)).then(|| self.current.clone());
         if before.is_none() {
@@ -40,8 +41,8 @@ impl Account {
         before.is_none_or(|before| before != self.current)
     }
 
-    /// Reads the processor time of the worker if it has ended and was not waited for yet. Returns whether the bill has
-    /// changed.
+    /// Reads the processor time of the current worker if it is a zombie: it has ended, and was not waited for yet.
+    /// Returns whether the bill has changed.
     pub fn look_at_ended(&mut self) -> bool {
         let Some(worker) = self.worker else { return false };
         let stat = ProcessStat::read(worker.pid).ok().filter(|stat| stat.start_ticks == worker.start_ticks);

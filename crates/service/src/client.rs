@@ -1,4 +1,4 @@
-//! A process that asks the supervisor, and the answers that wait for it.
+//! A process that asks the supervisor questions, and the answers that it has not read yet.
 
 use api::ask::{self, Answer};
 use api::change::Change;
@@ -14,7 +14,7 @@ const BETWEEN: Duration = Duration::from_millis(100);
 
 /// A process that asks, and its connection.
 pub struct Client {
-    /// Its connection.
+    /// The connection.
     pub socket: Seqpacket,
     /// The process, and its user.
     pub peer: PeerProcess,
@@ -22,20 +22,20 @@ pub struct Client {
     pub entrance: Option<u32>,
     /// Time of the client's last question.
     pub since: Instant,
-    /// Time before which the client is not heard.
+    /// Time before which no further question of the client is read.
     pub next: Instant,
     waiting: VecDeque<Vec<u8>>,
-    /// The report for which the client waits.
+    /// The worker's report or answer for which the client waits; `None`: it waits for none.
     pub wants: Option<Waits>,
     /// Whether the client's connection is over.
     pub done: bool,
 }
 
-/// The report or answer of a group's worker for which a client waits, by its number.
+/// What a client waits for: a report of a group's worker, or the worker's answer to a question about pages.
 pub struct Waits {
     /// The group.
     pub group: String,
-    /// The number.
+    /// Number of the report, or of the question ([`Wants::Why`]).
     pub report: u64,
     /// The purpose of the report.
     pub wants: Wants,
@@ -45,9 +45,10 @@ pub struct Waits {
 pub enum Wants {
     /// To show the report to the client.
     Show,
-    /// To check that there is memory for unfolding, before this change is made for this user.
+    /// To check that there is memory for the pages that this change makes private, before the change is made for this
+    /// user.
     Unfold(Change, By),
-    /// The client waits for no report, but for the answer to the question of this number.
+    /// The client waits for no report, but for the answer to a question why pages are not folded.
     Why,
 }
 
@@ -76,8 +77,9 @@ impl Client {
         self.flush();
     }
 
-    /// The event for which the client's socket is polled, if it is. No question is read while answers wait to be read,
-    /// so at most the answer to one question waits.
+    /// The event for which the client's socket is polled now; `None`: it is not polled, because the client waits for a
+    /// worker, or may not ask again yet. No question is read while answers wait to be read, so at most the answer to
+    /// one question waits.
     pub fn awaited(&self, now: Instant) -> Option<PollFlags> {
         match (&self.wants, self.waiting.is_empty()) {
             (Some(_), true) => None,

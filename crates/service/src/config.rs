@@ -25,20 +25,21 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use toml::Spanned;
 
-/// Longest file, in bytes: room for some thousands of groups.
+/// Longest configuration file that is read: 4 MiB, which is room for some thousands of groups.
 const MOST_FILE_BYTES: u64 = 4 << 20;
-/// User numbers that systemd sets aside for services with dynamic users.
+/// Users that workers of root's service run as, unless the configuration names others: the range that systemd sets
+/// aside for services with dynamic users.
 pub const WORKER_UIDS: Range<u32> = 61_184..65_520;
 
-/// Longest path of a socket, in bytes: unix(7).
+/// Longest path of a Unix socket that the kernel takes, in bytes (unix(7)).
 const LONGEST_SOCKET_PATH: usize = 107;
-/// Bytes of the longest name of a socket in the service's directory, with the slash before it.
+/// Length of the longest name of a socket in the service's directory, with the slash before it, in bytes.
 const LONGEST_SOCKET_NAME: usize = "/control.sock".len();
 
 /// Group of users who may connect to the web side's socket, unless another one is configured.
 const USUAL_GROUP: &str = "pagefold";
 
-/// The configuration.
+/// The configuration of a service, checked.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// The file from which the configuration was read.
@@ -47,15 +48,16 @@ pub struct Config {
     pub dir: Option<PathBuf>,
     /// Whether root's service runs no prover.
     pub without_prover: bool,
-    /// Whether everything on this host trusts everything, so that ksmd may merge members.
+    /// Whether all processes of this host trust each other, so that ksmd may merge members' pages.
     pub one_trust_domain: bool,
-    /// Bytes of memory that unfolding leaves for other programs; `None`: a part of the host's memory.
+    /// Available memory that must be left for other programs when folded pages become private again, in bytes; `None`:
+    /// a part of the host's memory.
     pub reserve: Option<u64>,
-    /// Users for workers of root's service.
+    /// Users that workers of root's service run as, one for each group; `None`: [`WORKER_UIDS`].
     pub worker_uids: Option<Range<u32>>,
     /// The web side; `None`: there is none.
     pub api: Option<Api>,
-    /// Memory between guests; `None`: it is left as it is.
+    /// How memory is balanced between guests; `None`: every guest keeps its size.
     pub balance: Option<Balance>,
     /// Guests that are parked when they are idle; `None`: none is.
     pub park: Option<Park>,
@@ -93,9 +95,9 @@ pub struct Api {
 pub struct GroupConfig {
     /// Users who may start members and change settings, besides root and the service's user.
     pub users: Vec<u32>,
-    /// Its settings.
+    /// The group's settings, before any change on the fly.
     pub settings: Settings,
-    /// Processes that belong to it without being registered.
+    /// Rules for processes that become members when they connect, although `pagefold run` has not registered them.
     pub processes: Vec<ProcessRule>,
 }
 
@@ -187,7 +189,7 @@ pub(crate) enum User {
 }
 
 impl User {
-    /// The user's number. `at` is the place of the user in the text.
+    /// The user's number. `at` is the place in the text at which the user is written.
     pub(crate) fn number(&self, at: usize, uid_of: fn(&str) -> Option<u32>) -> Result<u32, Wrong> {
         match self {
             Self::Number(uid) => Ok(*uid),
@@ -209,14 +211,14 @@ impl FromStr for Bytes {
     }
 }
 
-/// The place of an error in the text, and its description.
+/// An error in a configuration file: its place (a byte of the text), and its description.
 pub(crate) struct Wrong(pub usize, pub String);
 
 impl Config {
     /// Reads a configuration file, and the file with tokens if the configuration names one.
     ///
     /// # Errors
-    /// One cannot be read, or is not valid: file, line and key are named.
+    /// One of the two files cannot be read, or is not valid: the error names file, line and key.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = host::read_plain_file(path, MOST_FILE_BYTES)?;
         let wrong = |why| anyhow::anyhow!("{}: {why}", path.display());
@@ -282,7 +284,7 @@ impl Config {
     }
 }
 
-/// Users for workers: the range that begins with this one.
+/// Users that workers run as: a range that begins with `base`.
 fn worker_uids(base: &Spanned<u32>) -> Result<Range<u32>, Wrong> {
     match *base.get_ref() {
         first if (100..1 << 31).contains(&first) => Ok(first..first + WORKER_UIDS.len() as u32),
@@ -363,7 +365,7 @@ fn for_sockets(path: Spanned<PathBuf>, name_bytes: usize) -> Result<PathBuf, Wro
     Ok(path.into_inner())
 }
 
-/// An address; a port alone is one of this host's own.
+/// An address to listen at. A port alone means this port at 127.0.0.1.
 fn address(text: &str) -> Option<SocketAddr> {
     let port = text.parse::<u16>().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     port.or_else(|| text.parse().ok())
@@ -396,7 +398,7 @@ impl WrittenGroup {
 }
 
 impl ProcessRule {
-    /// Whether the rule may fit processes of this user.
+    /// Whether the rule may fit a process of this user: it names this user, or none.
     pub fn is_for(&self, uid: u32) -> bool {
         self.uid.is_none_or(|wanted| wanted == uid)
     }
@@ -410,7 +412,7 @@ impl ProcessRule {
     }
 }
 
-/// `line 7, scan-rate: what is wrong`
+/// An error as it is shown, with line and key: `line 7, scan-rate: what is wrong`.
 pub(crate) fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
     let before = text.get(..*at).unwrap_or(text);
     let number = 1 + before.matches('\n').count();
@@ -421,7 +423,8 @@ pub(crate) fn in_line(text: &str, Wrong(at, why): &Wrong) -> String {
     }
 }
 
-/// The number of a user, by name, as the C library knows users: files, LDAP, systemd's.
+/// The number of a user, by name; `None` if there is none. The C library looks the name up (NSS): in files, by LDAP, or
+/// by systemd.
 fn user_number(name: &str) -> Option<u32> {
     uzers::get_user_by_name(name).map(|user| user.uid())
 }

@@ -1,4 +1,4 @@
-//! The choice of a group for a process that connects, by facts that the process did not choose.
+//! Chooses the group of a process that connects, by facts about it that the process cannot choose.
 //!
 //! ```text
 //!   registered by `pagefold run`? ------ yes ----> the group that it was registered for
@@ -19,9 +19,10 @@ use api::name;
 use host::{Mapping, PeerProcess, Process, ProcessId, ProcessStat};
 use std::collections::BTreeMap;
 
-/// Most forked children of one member, and their children, that are members: half of the places of a group.
+/// Most members in one family (forked children of a member, their children, and so on): 512, half of the members that a
+/// worker serves.
 const MOST_CHILDREN: usize = 512;
-/// Most generations that are looked at, from a process up to a member.
+/// Most generations of parents that are read from `/proc`, from a process up to the member that forked it.
 const MOST_GENERATIONS: usize = 8;
 
 /// The member that a process is, or becomes.
@@ -42,12 +43,14 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         return Ok(member.clone());
     }
     let pid = peer.id.pid;
-    // A look takes tens of system calls, and a stranger may connect all the time. So a rule must fit the user first.
+    // Reading the facts of a process takes tens of system calls, and a stranger may connect all the time. So they are
+    // read only if a rule may fit the user, or the process was forked.
     let mut rules = groups.values().flat_map(|group| &group.config.processes);
     if !rules.any(|rule| rule.is_for(peer.uid)) && peer.id.stat().is_some_and(|stat| !stat.forked) {
         return Err(unknown(peer));
     }
-    // Only files are read for which the process cannot make this thread wait.
+    // Only files of `/proc` are read for which the process cannot make this thread wait. Its command line is none of
+    // them.
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.start_ticks != peer.id.start_ticks {
         return Err(format!("process {pid} has ended"));
@@ -87,7 +90,8 @@ fn unknown(peer: &PeerProcess) -> String {
     format!("process {pid} of user {uid} was not started by `pagefold run`, and no rule fits it")
 }
 
-/// The family of a process that is to be attached to a group: the family of its forker; `None` if no member forked it.
+/// The family of a process that is to be attached to a group: the family of the member that forked it; `None` if no
+/// member forked it.
 ///
 /// # Errors
 /// The process cannot be a member of that group, for this reason.
@@ -109,7 +113,7 @@ pub fn family_of(
     }
 }
 
-/// The family of a member's children.
+/// The name of the family that a member's forked children belong to: the name of the first member, which nobody forked.
 ///
 /// # Errors
 /// The member has too many children that are members.
@@ -148,9 +152,9 @@ fn child_of(
 /// The member that has forked a process, by itself or by forked children in between.
 ///
 /// A process cannot choose its parent, nor whether it counts as forked. When its parent ends, the kernel gives it
-/// another one, which may be a member too (a subreaper, `prctl(2)`). Other programs below this subreaper could then
-/// pass for its forked children. So the layouts in memory are compared. The kernel drew the member's layout at random
-/// when the member's program was executed, and only forks of that program have it.
+/// another parent, which may be a member too (a subreaper, `prctl(2)`). Other programs below this subreaper could then
+/// pass for its forked children. So the addresses of stack and program in memory are compared: the kernel drew them at
+/// random when the member executed its program, and only forks of that program have the same ones.
 fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Option<M> {
     let layout = process.stat()?.layout?;
     let is_fork = |stat: &ProcessStat| stat.forked && stat.layout == Some(layout);
@@ -159,8 +163,8 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
         let stat = child.stat().filter(is_fork)?;
         let parent = ProcessId::of(stat.parent).ok()?;
         let parents = parent.stat().filter(|stat| stat.layout == Some(layout))?;
-        // The parent is looked up again. If it is unchanged, the process that was looked at is the parent, and not
-        // another one with its pid.
+        // The parent's pid is read again after the parent's facts. If it is unchanged, these are facts of the parent,
+        // and not of another process with the parent's pid.
         child.stat().filter(|now| now.parent == stat.parent)?;
         if let Some(member) = member(parent) {
             return Some(member);
@@ -173,7 +177,7 @@ fn forker<M>(process: ProcessId, member: impl Fn(ProcessId) -> Option<M>) -> Opt
     None
 }
 
-/// Refuses a process that maps the pool of another group. Such a process was forked by a member of that group, and
+/// Refuses a process that maps a file of another group's pool. Such a process was forked by a member of that group, and
 /// would bring that group's pages along. A group of another service may have the same name, so the pool's file is
 /// compared, too.
 fn check_no_other_pool(pid: u32, group: &str, groups: &BTreeMap<String, Group>) -> Result<(), String> {
@@ -249,7 +253,8 @@ mod tests {
         assert_eq!(children, [true, true, false, false]);
         assert!(family.is_child_of("below", family.1["executed"]));
         assert!(!family.is_child_of("forked", family.1["executed"]));
-        // It was not forked by this process, but executed.
+        // This process has forked the shell's process, which has executed another program since, so `forked` does not
+        // have this process's layout.
         assert!(!family.is_child_of("forked", ProcessId::of(std::process::id()).unwrap()));
         let earlier = ProcessId { start_ticks: shell.start_ticks - 1, ..shell };
         assert!(!family.is_child_of("forked", earlier));

@@ -7,7 +7,7 @@ use guest::Glob;
 use serde::Deserialize;
 use toml::Spanned;
 
-/// Most rules of a service.
+/// Most `[[enrol]]` rules in a configuration, and most rules that are added on the fly besides.
 pub const MOST_RULES: usize = 256;
 
 #[derive(Deserialize)]

@@ -1,7 +1,7 @@
-//! The service's part in enrolling running processes by rules. Another process looks for them and attaches them
-//! (`pagefold enrol apply`). The supervisor tells that process the rules, decides on each membership, and keeps the
-//! reasons why processes that a rule fits were not attached. `pagefold-attach` beside an attached process reports the
-//! children of that process.
+//! The service's part in enrolling running processes by rules. Another process (`pagefold enrol apply`) finds the
+//! processes that rules fit, and attaches them. The supervisor tells that process the rules, decides on each
+//! membership, and keeps the reasons why processes that a rule fits were not attached. `pagefold-attach` beside an
+//! attached process reports the children of that process.
 //!
 //! ```text
 //!   pagefold enrol apply --Rules, reasons--> supervisor        every 2 s, on the control socket
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Time without a question for the rules after which the service reports that rules are not carried out: 15 s.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Most reasons that are logged of each report.
+/// Most new reasons that are logged when the rules are asked for.
 const MOST_NOTES: usize = 10;
 
 /// The state of enrolling.
@@ -28,12 +28,13 @@ pub struct Enrolment {
     not_attached: Vec<NotAttached>,
     /// Forked children that are no members, by their parent.
     children: HashMap<ProcessId, (Instant, Vec<NotAttached>)>,
-    /// Time of the last question for the rules, or since which there are rules.
+    /// When the rules were last asked for; before the first time, since when there have been rules.
     heard: Option<Instant>,
 }
 
 impl Enrolment {
-    /// Notes that the rules were asked for, and the reasons that came along.
+    /// Notes that the rules were asked for, and why processes that a rule fits were not attached. With `None`, the
+    /// reasons told before still hold.
     pub fn heard(&mut self, told: Option<Vec<NotAttached>>, now: Instant) {
         self.heard = Some(now);
         let Some(mut told) = told else { return };
@@ -46,8 +47,8 @@ impl Enrolment {
         self.not_attached = told;
     }
 
-    /// Notes which children of a member are no members. Their group and family are set to the member's: the report is
-    /// not trusted in that.
+    /// Notes which forked children of an attached member are no members, and why. The report is not trusted to name the
+    /// children's group and family: both are set to those of the member.
     pub fn heard_of_children(&mut self, parent: &MemberLine, mut told: Vec<NotAttached>, now: Instant) {
         let id = ProcessId { pid: parent.identity.pid, start_ticks: parent.identity.started };
         let family = parent.family.as_ref().unwrap_or(&parent.identity.name);
@@ -138,7 +139,7 @@ mod tests {
         let later = now + Duration::from_secs(1);
         let count = |enrolment: &mut Enrolment, group, is_member| enrolment.of_group(group, |_| is_member, later).len();
         assert_eq!(count(&mut enrolment, "b", true), 0);
-        // Rules that end have no part in it.
+        // Children are kept when there are no rules any more.
         assert!(!enrolment.is_idle(false, now));
         assert_eq!(enrolment.of_group("a", |_| true, later)[0].again_s, Some(1));
         assert_eq!(count(&mut enrolment, "a", true), 16);

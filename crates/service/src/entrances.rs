@@ -1,12 +1,13 @@
-//! The sockets of a service: one for everybody, and sockets to which one user alone may connect (`host::own_socket`).
+//! The listening sockets of a service. For each purpose there is one for everybody, and for some users one to which
+//! this user alone may connect (`host::own_socket`).
 //!
 //! ```text
 //!   agents, the command line ... --> own socket of their user --+-- few connections at a time, then the next socket's turn
 //!   strangers, first connections --> everybody's ---------------+       (none is waited for while its pace, or its places, are used up)
 //! ```
 //!
-//! Root, the users of groups, and users with members have sockets of their own. They do not queue behind strangers, and
-//! the supervisor spends a bounded part of its time on strangers.
+//! Root, the users of groups, and users with members have sockets of their own. They do not queue behind other users,
+//! for whom the supervisor spends a bounded part of its time.
 
 use anyhow::Context;
 use api::place::{Place, own_uid};
@@ -20,23 +21,23 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Most connections that are accepted at a socket in 50 ms: at the socket for everybody, and at a user's own.
+/// Most connections that are accepted at one socket in 50 ms: 4 at a socket for everybody, 128 at a user's own socket.
 const PACE: (usize, usize) = (4, 128);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Most users with members who have sockets of their own, beside root and the users of groups.
 const MOST_USERS: usize = 128;
 
-/// The purpose of a socket.
+/// What processes connect to a socket for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum To {
-    /// Members connect to it.
+    /// The agents of members connect, and are passed on to the worker of their group.
     Agents,
-    /// The command line asks there.
+    /// The command line and other clients ask the supervisor.
     Control,
-    /// Connections are handed on there.
+    /// Connections, files and questions about templates are handed on to the supervisor (`api::hand`).
     Hand,
-    /// Members ask the prover there. At the socket for everybody, the prover itself listens.
+    /// Members connect to the prover. At the socket for everybody, the prover itself listens, and not the supervisor.
     Prover,
 }
 
@@ -49,7 +50,7 @@ pub struct Entrance {
     pub to: To,
 }
 
-/// A listening socket, and its pace.
+/// A listening socket, and how many connections were accepted there of late.
 #[derive(Debug)]
 struct Open {
     listener: SeqpacketListener,
@@ -61,9 +62,9 @@ struct Open {
 pub struct Entrances {
     place: Place,
     open: BTreeMap<Entrance, Open>,
-    /// Users whose sockets could not be made.
+    /// Users whose own sockets could not be made. That is not tried again as long as they should have any.
     without: BTreeSet<u32>,
-    /// Time before which no connection is accepted; `None`: at once.
+    /// Time before which no connection is accepted at any socket, after a failure; `None`: there was none.
     accept_after: Option<Instant>,
 }
 
@@ -101,7 +102,7 @@ impl Entrance {
 }
 
 impl Entrances {
-    /// Listens at the sockets for everybody. Sockets of an earlier supervisor are removed.
+    /// Listens at the sockets for everybody. The users' own sockets that an earlier supervisor has left are removed.
     ///
     /// # Errors
     /// Sockets cannot be made at the place.
@@ -130,7 +131,8 @@ impl Entrances {
     }
 
     /// Makes sockets for each of `users` and each of `members` (users with members), and removes all others. If
-    /// `prover` is given, the users in it get a socket to the prover. Only root's service has sockets for single users.
+    /// `prover` is given, all these users and the users in `prover` get a socket to the prover, too. Only root's
+    /// service has sockets for single users.
     pub fn set(&mut self, users: BTreeSet<u32>, members: &BTreeSet<u32>, prover: Option<&BTreeSet<u32>>) {
         if own_uid() != 0 {
             return;
@@ -173,7 +175,8 @@ impl Entrances {
         }
     }
 
-    /// The sockets at which a connection may be accepted now, as far as `has_room` says that there is a place.
+    /// The sockets to be polled for connections: those at which one may be accepted now, if `has_room` says that there
+    /// is a place for it.
     pub fn sockets(&self, now: Instant, has_room: impl Fn(Entrance) -> bool) -> impl Iterator<Item = PollFd<'_>> {
         let is_awaited = move |entrance: Entrance, open: &Open| open.pace.due(now).is_none() && has_room(entrance);
         let waits = self.accept_after.is_some_and(|after| after > now);
@@ -181,7 +184,7 @@ impl Entrances {
         awaited.map(|(_, open)| PollFd::new(&open.listener, PollFlags::IN))
     }
 
-    /// The next time at which more connections may be accepted than now.
+    /// The next time at which a connection may be accepted that may not be accepted now; `None`: nothing is held back.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.open
             .values()
@@ -195,7 +198,8 @@ impl Entrances {
         self.open.keys().copied().collect()
     }
 
-    /// Accepts a connection at an entrance, if one waits and the entrance's pace is not used up.
+    /// Accepts a connection at an entrance, if one waits and the entrance has not accepted as many as it may
+    /// ([`PACE`]). After a failure, nothing is accepted for [`PAUSE`].
     pub fn accept(&mut self, entrance: Entrance, now: Instant) -> Option<Seqpacket> {
         if self.accept_after.is_some_and(|after| after > now) {
             return None;
@@ -220,7 +224,7 @@ impl Entrances {
     }
 }
 
-/// Makes the directories of a user's sockets. The service alone may write there.
+/// Makes the directory for a user's sockets, and its parent. The service alone may write in them.
 fn make_dir(socket: &Path) -> anyhow::Result<()> {
     let dir = socket.parent().context("it has no directory")?;
     let make = || {

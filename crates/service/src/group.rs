@@ -1,5 +1,5 @@
-//! One group of the service: its worker, kept running as long as there are members, and the pool's files for a
-//! successor.
+//! One group of the service: its worker, which is kept running as long as there are members, and the files of the pool,
+//! which are kept for the worker's successor.
 //!
 //! ```text
 //!   no worker --(a member connects)--> started --Adopted--> Take + what is kept, Admit ... --> running
@@ -27,10 +27,10 @@ use rustix::fd::AsFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Longest silence of a worker that owes an answer: 15 s if a signal has stopped it, 60 s otherwise. After that,
-/// another worker takes its place.
+/// Longest time for which a worker may send nothing although it owes an answer: 15 s if a signal has stopped it, 60 s
+/// otherwise. Then the worker is killed, and another one takes its place.
 const STILL: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(60)];
-/// Most members' sockets that may wait for a worker.
+/// Most connections of members that are kept while no worker can take them. Further ones are closed.
 const MOST_WAITING: usize = 1024;
 
 /// A group.
@@ -41,13 +41,15 @@ pub struct Group {
     pub config: GroupConfig,
     /// Whether the configuration still names the group. If not, `config` is its last part.
     pub is_configured: bool,
-    /// Settings that were changed on the fly.
+    /// What was changed of the configured settings while the service ran (`pagefold group set`).
     pub change: Change,
     /// The group's worker.
     pub worker: Option<Worker>,
-    /// Most bytes of the group's pool by its members' memory limits; `None` if these do not bound it.
+    /// Most bytes that the pool may have, computed from the memory limits of the members' control groups; `None` if
+    /// these do not bound it.
     bound: Option<u64>,
-    /// Pages a second that replace the group's scan rate for a while, and the end of that time.
+    /// A scan rate in pages a second that replaces the group's own while the host is short of memory, and the time at
+    /// which that ends.
     pressed: Option<(u32, Instant)>,
     /// Time since which the group has had no member.
     pub idle_since: Option<Instant>,
@@ -55,8 +57,8 @@ pub struct Group {
     pub segments: Segments,
     waiting: Vec<(Identity, Rc<Seqpacket>)>,
     backoff: Backoff,
-    /// Number of reports that the group's workers were asked for. `answered` is the number of those that have come or
-    /// never will.
+    /// Number of reports that the group's workers were asked for so far, which is also the number of the latest
+    /// request. `answered` is the number of those that have come or never will.
     asked: u64,
     answered: u64,
     /// Time since which the worker has owed an answer, and has sent nothing.
@@ -65,7 +67,7 @@ pub struct Group {
     questions: u64,
 }
 
-/// A worker's news, as far as it concerns the rest of the service.
+/// A message of a worker, as far as the supervisor has to act on it outside of the group.
 pub enum Heard {
     /// The worker reports that it has these members already.
     Members(Vec<Identity>),
@@ -103,22 +105,23 @@ impl Group {
         }
     }
 
-    /// Its settings.
+    /// The settings of the group: those of the configuration, with what was changed on the fly.
     pub fn settings(&self) -> Settings {
         self.change.apply(self.config.settings)
     }
 
-    /// The most that its pool may take.
+    /// The most memory that the pool may take: the setting, or the members' memory limits if these allow less.
     pub fn pool_limit(&self) -> PoolLimit {
         PoolLimit::of(&self.settings(), self.bound)
     }
 
-    /// Pages that it fingerprints a second for a while, in place of its scan rate.
+    /// The scan rate in pages a second that replaces the group's own for a while; `None`: none does.
     pub fn pressure_scan_rate(&self) -> Option<u32> {
         self.pressed.map(|(pages, _)| pages)
     }
 
-    /// The settings that its worker is told: those of the group, with the pool's limit that binds, and its pace under pressure.
+    /// The settings that the worker is told: those of the group, but with the lower of the pool's two limits, and with
+    /// the scan rate that replaces the group's own for a while.
     fn ordered(&self) -> Settings {
         let slots = self.pool_limit().bytes >> page::PAGE_SHIFT;
         let (settings, pressed) = (self.settings(), self.pressure_scan_rate());
@@ -126,7 +129,8 @@ impl Group {
         Settings { scan_rate, pool_slots: u32::try_from(slots).unwrap_or(u32::MAX).max(1), ..settings }
     }
 
-    /// Sets pages a second that replace the group's scan rate until the given time; `None` ends that.
+    /// Replaces the group's scan rate by this number of pages a second until the given time; `None` ends the
+    /// replacement.
     pub fn pace(&mut self, pressed: Option<(u32, Instant)>) {
         let before = self.pressure_scan_rate();
         self.pressed = pressed;
@@ -173,7 +177,7 @@ impl Group {
         }
     }
 
-    /// State of its worker.
+    /// State of the group's worker.
     pub fn worker_state(&self) -> WorkerState {
         match &self.worker {
             Some(worker) if worker.heard => WorkerState::Running,
@@ -182,13 +186,14 @@ impl Group {
         }
     }
 
-    /// Whether a file of this device and inode may be a segment of its pool. Until the worker has named its segments, any
-    /// may.
+    /// Whether a file of this device and inode may be a segment of the group's pool. Any file may while a worker runs
+    /// that has not named its segments yet.
     pub fn may_have_segment(&self, device: u64, inode: u64) -> bool {
         self.worker.as_ref().is_some_and(|worker| !worker.heard) || self.segments.has_file(device, inode)
     }
 
-    /// Gives a member's socket to the worker, at once or when there is one. `false` when too many wait.
+    /// Passes a member's socket on to the worker, at once or when there is a worker that can be told. Returns `false`
+    /// if too many sockets or orders wait already.
     pub fn admit(&mut self, identity: Identity, socket: Seqpacket) -> bool {
         let socket = Rc::new(socket);
         match &mut self.worker {
@@ -237,19 +242,20 @@ impl Group {
         }
     }
 
-    /// Notes why the worker could not be started.
+    /// Notes why the worker could not be started. The next attempt waits, as after the end of a worker.
     pub fn not_started(&mut self, why: &str) {
         note!("group {}: no worker: {why}", self.name);
         self.backoff.failed(Duration::ZERO, Instant::now());
     }
 
-    /// Changes settings, and tells the worker.
+    /// Changes settings on the fly, and tells the worker.
     pub fn set(&mut self, change: &Change) {
         self.change = self.change.then(change);
         self.order_settings();
     }
 
-    /// Takes over another configuration, with what was changed on the fly, and tells the worker.
+    /// Takes over the group's part of another configuration, and with it the changes on the fly that go on, and tells
+    /// the worker.
     pub fn configure(&mut self, config: GroupConfig, change: Change) {
         (self.config, self.change, self.is_configured) = (config, change, true);
         self.order_settings();
@@ -280,7 +286,7 @@ impl Group {
         Some(question)
     }
 
-    /// Number of the latest report that has come.
+    /// Number of the latest report that has come, or never will because its worker has ended.
     pub const fn answered(&self) -> u64 {
         self.answered
     }
@@ -336,14 +342,15 @@ impl Group {
         if begun {
             worker.send(&Order::Set(settings), vec![]);
         } else {
-            // One message carries no more files. There are more segments only after many workers have died.
+            // One message carries no more than `MOST_FDS` files. A group has more segments only after many of its
+            // workers have died.
             let kept = self.segments.iter().rev().take(MOST_FDS);
             let (segments, files) = kept.map(|(info, file)| (*info, Rc::clone(file) as Rc<dyn AsFd>)).unzip();
             worker.send(&Order::Take { settings, segments }, files);
         }
         if begun {
-            // The worker is told of all loaded templates, because some may have been loaded while it was not heard. It
-            // ignores those that it knows.
+            // The adopted worker is told of all loaded templates, because some may have been loaded before it was
+            // connected to this supervisor. It ignores those that it knows already.
             for (_, (info, file)) in self.segments.templates() {
                 worker.send(&Order::Load(*info), vec![Rc::clone(file) as Rc<dyn AsFd>]);
             }
@@ -357,7 +364,8 @@ impl Group {
         Heard::Members(members)
     }
 
-    /// Ends a worker that stands still, so that another one takes its place.
+    /// Kills a worker that stands still: one that owes an answer and has sent nothing for the time of [`STILL`].
+    /// Another one takes its place. Returns `None` if the worker is in time, or there is none.
     pub fn end_if_still(&mut self, now: Instant) -> Option<Heard> {
         let worker = self.worker.as_ref()?;
         let since = if worker.heard { self.owes_since? } else { worker.since };
@@ -382,7 +390,8 @@ impl Group {
         Heard::Ended(worker.home)
     }
 
-    /// Ends the worker, and forgets the segments kept for its successor.
+    /// Asks the worker to end, and forgets the segments kept for its successor. Returns the control group that the
+    /// worker had, which is left to be removed.
     pub fn end(&mut self, place: &Place) -> Option<CgroupHome> {
         self.segments.clear();
         self.backoff.reset();
@@ -445,7 +454,7 @@ mod tests {
         assert_eq!((group.ordered().scan_rate, group.settings().scan_rate), (Some(400), Some(100)));
         group.end_pace(later(59));
         assert_eq!(group.ordered().scan_rate, Some(400));
-        // It is said again, and stands for longer.
+        // The same rate is set again, and lasts longer.
         group.pace(Some((400, later(90))));
         group.end_pace(later(60));
         assert_eq!(group.ordered().scan_rate, Some(400));

@@ -1,5 +1,5 @@
-//! Connections that are handed on to this service for agents in other namespaces, the agent's object, and
-//! questions about templates: `api::hand`.
+//! What clients hand on to this service at `hand.sock` (`api::hand`): connections of agents that cannot connect from
+//! their namespaces, the agent's program file (its object), and questions about templates.
 
 use act::Role;
 use api::hand::{self, Server};
@@ -11,11 +11,11 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time for a client that has connected to hand something on: 2 s.
+/// Time within which a client that has connected must hand something on, or is disconnected: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Places at a user's own socket for clients that have connected, and have handed on nothing yet.
+/// Most clients at a user's own socket that have connected, and have handed on nothing yet.
 const OWN_PLACES: usize = 128;
-/// Places for such clients at the socket for everybody: each user has 8.
+/// Most clients at the socket for everybody that have connected, and have handed on nothing yet: 64, and 8 of one user.
 const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
 /// A client that has connected, and has handed on nothing yet.
@@ -46,12 +46,12 @@ pub struct AboutTemplates {
 pub struct Handed {
     /// Clients that have connected, and have handed on nothing yet.
     silent: Vec<Silent>,
-    /// The agent's object.
+    /// The memory file of the agent's object that `pagefold-attach` has handed over to be kept; `None`: none was.
     object: Option<OwnedFd>,
 }
 
 impl Handed {
-    /// The sockets that are to be waited for.
+    /// The sockets of clients that have handed on nothing yet, to be polled.
     pub fn sockets(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.silent.iter().map(|silent| PollFd::new(&silent.socket, PollFlags::IN))
     }
@@ -67,7 +67,7 @@ impl Handed {
     }
 
     /// Gives a new connection a place, at this user's own socket or at the socket for everybody, where each user has
-    /// few places. A connection without a place is closed, and the client tries again.
+    /// few places. If there is no place, the connection is closed, and the client tries again.
     pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
         let Ok(uid) = Peer::user_of(&socket) else { return };
         let fits = || PLACES.have_room(uid, &BTreeSet::new(), self.at(None).map(|silent| silent.uid));
@@ -76,7 +76,9 @@ impl Handed {
         }
     }
 
-    /// Takes what was handed on: connections, and questions about templates.
+    /// Receives what clients have handed on since the last call, and returns connections, and questions about
+    /// templates. Questions about the agent's object are answered here. Clients that hand on nothing in time are
+    /// disconnected.
     pub fn take(&mut self) -> (Vec<(Server, Seqpacket)>, Vec<AboutTemplates>) {
         let (mut connections, mut questions) = (Vec::new(), Vec::new());
         for silent in std::mem::take(&mut self.silent) {

@@ -1,7 +1,8 @@
-//! Programs that the supervisor starts: workers, the prover, the web side, and the one that attaches.
+//! The programs that belong to this one and that it starts (helpers): where they are, and whether they are of the same
+//! build.
 //!
-//! Each helper tells its version, its commit and its kind of build. A helper of another build is not started, because
-//! messages between the two could have another meaning.
+//! Each helper prints its version, its commit and its kind of build (`--version`). A helper of another build is not
+//! started, because messages between the two could have another meaning.
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::WaitStatus;
@@ -10,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The end of a process, in words.
+/// How a process has ended, in words for the log.
 pub fn end_in_words(status: WaitStatus) -> String {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(0), _) => "it has ended by itself".into(),
@@ -44,12 +45,13 @@ fn check(name: &str, program: &Path, path: &Path) -> io::Result<()> {
     Err(io::Error::other(why))
 }
 
-/// A helper of the build that this program is of, also after an upgrade has put another one at its path.
+/// The open file of a helper of the same build as this program. It can still be executed after an upgrade has put
+/// another file at its path.
 #[derive(Debug)]
 pub struct Held(OwnedFd);
 
 impl Held {
-    /// Finds a helper that belongs to this program, and holds its file.
+    /// Finds a helper that belongs to this program, and keeps its file open.
     ///
     /// # Errors
     /// The helper is not there (`NotFound`), or is of another build.
@@ -60,7 +62,8 @@ impl Held {
         Ok(held)
     }
 
-    /// A command of the helper's. It is to be started by this process.
+    /// A command that executes the helper. Only this process can start it, because its path is one of this process's
+    /// file descriptors.
     pub fn command(&self) -> Command {
         Command::new(self.path())
     }

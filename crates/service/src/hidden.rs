@@ -10,13 +10,13 @@
 //!
 //! | fact | so |
 //! |---|---|
-//! | the process that made the connection is a member that root has attached | others learn nothing of it |
-//! | its user is the one that made the connection | its end was not left behind by another program of that process |
+//! | the process that made the connection is an attached member | no other process has a pagemap opened here |
+//! | the process's user is the user that made the connection | that end of the connection was not left behind by a program that the process ran before, as another user |
 //! | it is hidden because it gave up root's rights ([`Visibility`]) | it is no privileged program, nor one that asks to be hidden |
 //!
-//! The kernel hides nothing from root. So [`act::is_dumpable`] finds out whether a program of root's has asked to be
-//! hidden. Where that function cannot tell, `pagefold-attach` makes a call in the process itself, before anything of
-//! the process is changed.
+//! The kernel hides no process from root. So for a process of root's, [`act::is_dumpable`] finds out whether it has
+//! asked to be hidden. Where that function cannot tell, `pagefold-attach` makes a call in the process itself, before
+//! anything of the process is changed.
 //!
 //! An open pagemap stays with the address space that it was opened on. It shows nothing of a program that is executed later.
 
@@ -24,7 +24,7 @@ use super::state::State;
 use api::enrol::HIDES;
 use host::{Pagemap, PeerProcess, ProcessId, Seqpacket, Visibility};
 
-/// Checks whether a process may be attached by this user.
+/// Checks whether user `asker` may attach a process, as far as that depends on what the kernel hides.
 ///
 /// # Errors
 /// The process may not be attached, for this reason.
@@ -46,7 +46,8 @@ pub fn check(process: ProcessId, asker: u32) -> Result<(), String> {
     }
 }
 
-/// The pagemap of the process that made this connection, if the process is a hidden member.
+/// The pagemap of the process that made this connection; `None` if the process is no attached member, is not hidden
+/// because it gave up root's rights, or is of another user by now.
 pub fn pagemap(socket: &Seqpacket, state: &State) -> Option<Pagemap> {
     let peer = PeerProcess::of(socket).ok()?;
     state.find(peer.id).filter(|member| member.attached_by.is_some())?;
@@ -72,7 +73,7 @@ mod tests {
     const GIVE_UP: &str = "os.setgroups([]); os.setgid(65534); os.setuid(65534)";
     const CONNECT: &str = "made.connect(sys.argv[1])";
 
-    /// Python that has done some work, of which one part is to connect here.
+    /// A Python process that has connected to this one, after or before it gave up root's rights.
     struct Connected {
         child: Child,
         connection: Seqpacket,
@@ -104,7 +105,8 @@ mod tests {
             ProcessId::of(self.child.id()).unwrap()
         }
 
-        /// Whether its pagemap is opened for it if it has become a member in this way.
+        /// Whether the process's pagemap is opened for its connection if it is a member that `attached_by` has attached
+        /// (`None`: it was not attached).
         fn is_opened(&self, attached_by: Option<u32>) -> bool {
             let ProcessId { pid, start_ticks } = self.process();
             let mut state = State::default();
@@ -149,7 +151,7 @@ mod tests {
         assert!(pagemap(&worker.connection, &State::default()).is_none(), "no member");
     }
 
-    /// Root's end of a connection may have been left to the process that is hidden.
+    /// The hidden process may have inherited an end of a connection that a process of root's has made.
     #[test]
     fn page_table_of_hidden_process_is_not_opened_for_connection_of_another_user() {
         if not_root() {

@@ -4,17 +4,17 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use toml::Spanned;
 
-/// The directory of the file, unless another one is configured.
+/// The directory of the file with figures, unless another one is configured.
 const USUAL_DIR: &str = "/var/lib/pagefold/history";
-/// Most bytes of the file, unless another size is configured: 1 GiB.
+/// Most bytes that the file with figures may have, unless another size is configured: 1 GiB.
 const USUAL_KEEP_BYTES: u64 = 1 << 30;
-/// Least of these sizes, in bytes: 64 MiB.
+/// Smallest size that may be configured for the file, in bytes: 64 MiB.
 const LEAST_KEEP_BYTES: u64 = 64 << 20;
 
 /// Configuration of the program that keeps figures over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The directory of the file.
+    /// The directory of the file with figures.
     pub dir: PathBuf,
     /// Most bytes of the file.
     pub keep_bytes: u64,
@@ -46,7 +46,8 @@ impl WrittenHistory {
 }
 
 impl History {
-    /// The command-line arguments of the program that keeps a history: as user `uid`, for questions of user `reader`.
+    /// The command-line arguments of the program that keeps a history: it runs as user `uid`, and answers questions of
+    /// user `reader`, if these are given.
     pub fn arguments(&self, uid: Option<u32>, reader: Option<u32>) -> Vec<String> {
         let (dir, bytes) = (self.dir.display().to_string(), self.keep_bytes.to_string());
         let words = ["history", "record", "--until-hangup", "--dir", &dir, "--keep-size", &bytes].map(str::to_owned);

@@ -14,12 +14,12 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A child that is kept running, with the supervisor's end `L` of a pipe or socket to it.
+/// A child process that is kept running. `L` is the supervisor's end of a pipe or socket to the child.
 pub struct Kept<L> {
-    /// Its name in the log.
+    /// The child's name in the log.
     name: &'static str,
     running: Option<(ProcessId, L)>,
-    /// When it was started last.
+    /// When the child was last started.
     since: Instant,
     backoff: Backoff,
 }
@@ -30,37 +30,37 @@ impl<L> Kept<L> {
         Self { name, running: None, since: Instant::now(), backoff: Backoff::default() }
     }
 
-    /// Its name in the log.
+    /// The child's name in the log.
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its process, if it runs.
+    /// The child's process; `None` if it does not run.
     pub fn process(&self) -> Option<ProcessId> {
         self.running.as_ref().map(|(process, _)| *process)
     }
 
-    /// The supervisor's end of the pipe or socket to it, if it runs.
+    /// The supervisor's end of the pipe or socket to the child; `None` if the child does not run.
     pub fn line(&self) -> Option<&L> {
         self.running.as_ref().map(|(_, line)| line)
     }
 
-    /// The same, to be changed.
+    /// The supervisor's end of the pipe or socket, to be changed.
     pub fn line_mut(&mut self) -> Option<&mut L> {
         self.running.as_mut().map(|(_, line)| line)
     }
 
-    /// Time from which on it may be started; `None`: it runs.
+    /// Time from which on the child may be started; `None`: it runs.
     pub fn start_at(&self, now: Instant) -> Option<Instant> {
         self.running.is_none().then(|| self.backoff.start_at(now))
     }
 
-    /// Notes that it was started, as this process.
+    /// Notes that the child was started, as this process.
     pub fn started(&mut self, process: ProcessId, line: L) {
         (self.since, self.running) = (Instant::now(), Some((process, line)));
     }
 
-    /// Notes why it could not be started.
+    /// Notes why the child could not be started. The next attempt waits.
     pub fn not_started(&mut self, why: &str) {
         note!("{}: {why}", self.name);
         self.backoff.failed(Duration::ZERO, Instant::now());
@@ -75,7 +75,7 @@ impl<L> Kept<L> {
         true
     }
 
-    /// Forgets earlier failures, so that it may be started at once.
+    /// Forgets earlier failures, so that the child may be started at once.
     pub fn forget_failures(&mut self) {
         self.backoff.reset();
     }
@@ -88,8 +88,9 @@ impl<L> Kept<L> {
     }
 }
 
-/// Starts a program with an empty environment in the root directory, as user `uid` if that is given. It has a process
-/// group of its own: an interrupt at a terminal ends the supervisor only, which then decides about its children.
+/// Starts a program with an empty environment in the root directory. If `uid` is given, the program gets the option
+/// `--uid`, and gives up root's rights for those of this user by itself. The program has a process group of its own, so
+/// that an interrupt at a terminal ends the supervisor only, which then decides about its children.
 ///
 /// # Errors
 /// It cannot be started.
@@ -101,7 +102,7 @@ pub fn spawn(command: &mut Command, uid: Option<u32>) -> anyhow::Result<(Process
     Ok((ProcessId::of(child.id())?, child))
 }
 
-/// Whether the program of a child is not installed.
+/// Whether a child could not be started because its program is not installed.
 pub fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotFound)
 }

@@ -1,5 +1,5 @@
-//! How agents' threads are scheduled, by the `latency` of their group. The service sets that from outside: filters of
-//! system calls may forbid it to the member itself.
+//! Sets the scheduling policy of agents' threads by the setting `latency` of their group. The service sets it from
+//! outside, because a member's own filter of system calls (seccomp) may forbid that.
 
 use super::registry::Registry;
 use api::control::Latency;
@@ -11,7 +11,7 @@ use rustix::process::Pid;
 const THREAD: &str = "pagefold";
 
 impl Registry {
-    /// Has the agents of a group's members be scheduled by its settings.
+    /// Sets the scheduling policy of the agents of all connected members of a group.
     pub fn schedule_agents(&mut self, group: &str) {
         let latency = self.group(group).settings().latency;
         let members = self.state.members().iter().filter(|member| member.group == group && member.connected);
@@ -19,10 +19,12 @@ impl Registry {
     }
 }
 
-/// Has a member's agent be scheduled in this way. An agent of which the kernel refuses that works as it did.
+/// Sets the scheduling policy of the agent in a member: with `Eager`, its thread preempts others when it wakes. If the
+/// kernel refuses, the policy stays as it is.
 pub fn schedule_agent(pid: u32, latency: Latency) {
     let threads = ThreadCpu::of_process(pid).unwrap_or_default();
-    // A program may give a thread of its own that name. It could set that thread's policy, too.
+    // A program may give a thread of its own that name. That does no harm: the program could set the thread's policy by
+    // itself.
     for thread in threads.into_iter().filter(|thread| thread.name == THREAD && thread.tid != pid) {
         let number = i32::try_from(thread.tid).ok().and_then(Pid::from_raw);
         let _ = number.map(|number| act::set_preempting(Some(number), latency == Latency::Eager));

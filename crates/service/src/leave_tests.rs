@@ -9,13 +9,13 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Maps 1 MiB that looks like the pool of a group `acme`, until its input ends.
+/// A Python program that maps 1 MiB of a file with the name of the pool of group `acme`, until its standard input ends.
 const MAPS: &str = "import mmap, os, sys
 f = os.memfd_create('pagefold-acme'); os.ftruncate(f, 1 << 20)
 m = mmap.mmap(f, 1 << 20, mmap.MAP_PRIVATE)
 print('.', end='', flush=True); sys.stdin.read()";
 
-/// The promise stood until it ended by itself, and kept its memory from others for as long.
+/// A regression test: the promise was not taken back, and kept its memory from other groups until its time was over.
 #[test]
 fn promise_is_taken_back_where_the_worker_cannot_be_told() {
     let mut command = Command::new("python3");

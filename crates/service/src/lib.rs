@@ -1,4 +1,10 @@
-//! The service: a supervisor that decides who is a member of which group, and one worker a group that folds.
+//! The service: a supervisor that decides which process is a member of which group, and one worker for each group,
+//! which folds its members' pages.
+//!
+//! Words: to *fold* identical pages is to replace them by one shared page. A *member* is a process that is enrolled for
+//! that; its *agent* is code of Pagefold that runs inside it. A *group* is a set of members that trust each other. A
+//! group's *pool* is memory files (*segments*) of shared pages (*slots*), which members map copy-on-write. The *prover*
+//! is a process of root's that tells from the kernel's reference counts whether anybody else holds a page.
 //!
 //! ```text
 //!   pagefold run ... --Join--> supervisor                    knows it by pidfd, start time, uid, control group
@@ -10,8 +16,8 @@
 //!   curl, Prometheus --HTTP--> pagefold-web --the questions of the command line--> supervisor
 //! ```
 //!
-//! The supervisor moves no page and reads no message of a member. These go to the member's worker, which has no rights
-//! that could be abused.
+//! The supervisor moves no page and reads no message of a member's agent. Members' connections are passed on to their
+//! worker, which has no rights that could be abused.
 //!
 //! | end of | consequence |
 //! |---|---|

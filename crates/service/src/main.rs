@@ -14,15 +14,15 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// Length of a log, in bytes, beyond which a new one is begun.
+/// Length of a private service's log, in bytes, beyond which the next private service empties it.
 const MOST_LOG_BYTES: u64 = 1 << 20;
-/// Longest time to wait for the service's lock: 5 s. If the service before was killed while it started a process, that process holds the
-/// lock until it executes its program.
+/// Longest time to wait for the service's lock: 5 s. An earlier service that was killed while it started a process has
+/// left a fork that holds the lock until it executes its program.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two attempts at the lock: 20 ms.
 const LOCK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Arguments: options of `pagefold serve`, whose help tells them. A value is a word of its own.
+/// The arguments: options of `pagefold serve`, whose help explains them. An option and its value are two words.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Args {
     config: Option<PathBuf>,
@@ -118,7 +118,7 @@ fn serve(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::
     Ok(Outcome::Done)
 }
 
-/// Starts the service independently of the process that started it.
+/// Starts a private service in a new process that outlives this one, with its log in a file.
 fn detach(place: &Place, linger_s: u64) -> anyhow::Result<Outcome> {
     let path = place.log_file();
     let too_long = path.metadata().is_ok_and(|log| log.len() > MOST_LOG_BYTES);

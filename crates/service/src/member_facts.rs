@@ -1,5 +1,5 @@
-//! Facts of members' processes that no worker knows: the kernel's counters of their memory, and the sizes of VMs at the
-//! balancer's last look.
+//! Facts about members' processes that no worker knows: the kernel's counters of their memory, and the sizes of VMs as
+//! the process that balances memory last read them.
 
 use super::registry::Registry;
 use api::control::MemberReport;

@@ -1,4 +1,5 @@
-//! Workers whose supervisor has gone without ending them: they go on for the next one, and are ended if none comes.
+//! Workers whose supervisor has gone without ending them. They run on, so that the next supervisor can adopt them, and
+//! are ended if none comes.
 
 use act::keep_files_from_children;
 use api::place::Place;

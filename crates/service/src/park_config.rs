@@ -1,4 +1,5 @@
-//! The part `[park]` of a configuration: guests that stand still after they have been idle.
+//! The part `[park]` of a configuration: which guests are stopped and their memory written to swap (parked) after they
+//! have been idle.
 
 use super::config::Wrong;
 use api::name;
@@ -7,19 +8,19 @@ use guest::Glob;
 use serde::Deserialize;
 use toml::Spanned;
 
-/// Shortest and longest time for which a guest has to be idle: 1 s, 1 day.
+/// Shortest and longest time that may be configured for a guest to be idle before it is parked: 1 s, 1 day.
 const IDLE_S: (u64, u64) = (1, 86_400);
 
-/// Guests that are parked when they are idle.
+/// Which guests are parked when they are idle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Park {
-    /// Seconds for which they have to be idle.
+    /// Seconds for which a guest has to be idle before it is parked.
     pub idle_s: u64,
-    /// Patterns for their ids or names; none: all of the groups.
+    /// Patterns for ids or names of guests that may be parked; none: all guests of `groups`.
     pub only: Vec<String>,
-    /// Their groups; none: all that the patterns match.
+    /// Groups whose guests may be parked; none: guests of any group that the patterns match.
     pub groups: Vec<String>,
-    /// Most guests that are parked at a time.
+    /// Most guests that are parked at a time; `None`: any number.
     pub most: Option<u32>,
 }
 
@@ -57,7 +58,7 @@ impl WrittenPark {
 }
 
 impl Park {
-    /// The arguments of `pagefold` for this.
+    /// The command-line arguments of the `pagefold` process that parks guests.
     pub fn arguments(&self) -> Vec<String> {
         let idle = format!("{}s", self.idle_s);
         let mut words: Vec<String> = ["park", "--until-hangup", "--idle", &idle].map(str::to_owned).into();

@@ -1,4 +1,5 @@
-//! The service's prover, kept running. Only root's service has one, and only where the kernel shows reference counts.
+//! Keeps the service's prover running: the process that tells members whether anybody else holds their pages. Only
+//! root's service has one, and only where the kernel shows the reference counts of page frames.
 //!
 //! ```text
 //!   not root's service, or not wanted --> none
@@ -24,26 +25,28 @@ use std::time::{Duration, Instant};
 
 /// The prover's program.
 const PROGRAM: &str = "pagefold-prove";
-/// Time between two questions of the supervisor: 5 s.
+/// Time between two questions with which the supervisor checks that the prover answers: 5 s.
 const ASK_EVERY: Duration = Duration::from_secs(5);
-/// Time for an answer: 10 s.
+/// Time for the answer to such a question, after which the prover is killed: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Frame with which the prover is handed a connection.
+/// Message with which the prover is handed a connection.
 const HANDED: &[u8] = b"h";
-/// Most users, and most members, that the prover is told of: as many as fit into its buffer.
+/// Most users, and most members, that the prover is told of. More do not fit into its buffer, and have no places of
+/// their own there.
 const MOST_TOLD: usize = 15 << 10;
 
-/// Users who have members or are workers', and the members' processes.
+/// Who has places of their own at the prover: users who have members, users that workers run as, and the members'
+/// processes.
 type Claims = (BTreeSet<u32>, BTreeSet<u32>);
 
 /// The prover.
 pub struct Prover {
     /// The socket to which members connect; `None` where there is no prover.
     listener: Option<SeqpacketListener>,
-    /// Its process, with the socket through which it is told which users have members, and the claims that it was last
-    /// told.
+    /// The prover's process, with the socket through which it is told the claims, and the claims that it was last told.
     kept: Kept<(Seqpacket, Claims)>,
-    /// The supervisor's own connection to the prover, the time of its last question, and whether this was answered.
+    /// The connection by which the supervisor checks that the prover answers, the time of the last question, and
+    /// whether that question was answered.
     watch: Option<(act::Prover, Instant, bool)>,
 }
 
@@ -113,8 +116,8 @@ impl Prover {
         self.kept.not_started(why);
     }
 
-    /// Tells the prover which users have members or are workers', and which processes are members. These users and
-    /// processes have places at the prover.
+    /// Tells the prover which users have members, which users its workers run as, and which processes are members, if
+    /// that has changed. They have places of their own at the prover.
     pub fn tell_claims(&mut self, users: BTreeSet<u32>, members: BTreeSet<u32>) {
         let claims = (users, members);
         let Some((socket, told)) = self.kept.line_mut().filter(|(_, told)| *told != claims) else { return };
@@ -138,8 +141,8 @@ impl Prover {
         drop(Seqpacket::from_stranger(connection));
     }
 
-    /// Asks the prover a question from time to time, and kills it if it does not answer. Members' children wait for the
-    /// prover, which is then started again. Called once a second.
+    /// Asks the prover a question from time to time, and kills it if it does not answer, so that it is started again.
+    /// Forked children of members wait for its answers. Called once a second.
     pub fn watch(&mut self, now: Instant) {
         let Some(process) = self.kept.process() else { return };
         let Some((prover, asked, answered)) = &mut self.watch else {
@@ -193,7 +196,8 @@ impl Prover {
     }
 }
 
-/// The first directory on the path to `dir` that only its owner or its group may enter.
+/// The topmost directory on the path to `dir` that other users may not enter, by its mode; `None` if they may enter all
+/// of them.
 fn closed_directory(dir: &Path) -> Option<PathBuf> {
     let dir = dir.canonicalize().ok()?;
     let is_closed = |dir: &&Path| fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o001 == 0);

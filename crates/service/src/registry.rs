@@ -20,7 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time for the workers of an earlier supervisor to tell which memory they were promised: 2 s.
+/// Time for adopted workers to send their first message, in which they tell what they were promised: 2 s. No memory is
+/// promised to anybody before, unless that time is over.
 const HEARING_TIME: Duration = Duration::from_secs(2);
 
 /// The groups and members of a service.
@@ -33,9 +34,9 @@ pub struct Registry {
     pub state: State,
     /// The groups by name.
     pub groups: BTreeMap<String, Group>,
-    /// Memory promised to groups that unfold.
+    /// Memory that is promised to groups whose folded pages become private again.
     pub room: Room,
-    /// Memory limits of members, where the kernel tells them.
+    /// Memory limits of members' control groups; `None` where the kernel does not tell them.
     limits: Option<MemoryLimits>,
     /// The user of the web side, if the web side has a user of its own.
     pub web_uid: Option<u32>,
@@ -43,15 +44,15 @@ pub struct Registry {
     pub history_uid: Option<u32>,
     /// Whether the service has a prover.
     pub has_prover: bool,
-    /// Troubles of the service itself.
+    /// What is wrong with the service itself.
     pub troubles: Troubles,
     /// The state of enrolling processes by rules.
     pub enrolment: Enrolment,
-    /// The last look of the process that balances memory, as read from its file.
+    /// What the process that balances memory last found on this host, as read from its file.
     pub looks: Looks,
-    /// The service manager's store of files.
+    /// The service manager's store, which keeps open files for the next supervisor (systemd's file descriptor store).
     pub store: Rc<FileStore>,
-    /// The journal.
+    /// The journal, in which it is noted who has changed what.
     pub trail: Trail,
 }
 
@@ -98,19 +99,21 @@ impl Registry {
         })
     }
 
-    /// The rules by which running processes are enrolled: those of the configuration first. Rules for a group that is
-    /// configured no more are left out: the group takes no new members.
+    /// The rules by which running processes are enrolled: first those of the configuration, then those added on the
+    /// fly. Rules for a group that the configuration no longer names are left out, because the group takes no new
+    /// members.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         let takes_members = |rule: &&Rule| self.groups.get(&rule.group).is_some_and(|group| group.is_configured);
         self.config.enrol.iter().chain(&self.state.rules).filter(takes_members)
     }
 
-    /// Whether there is a rule.
+    /// Whether there is any rule by which running processes are enrolled.
     pub fn has_rules(&self) -> bool {
         self.rules().next().is_some()
     }
 
-    /// Forgets groups that are configured no more, and have neither a member nor a worker.
+    /// Forgets groups that the configuration no longer names, and that have neither a member nor a worker nor a loaded
+    /// template.
     pub fn forget_ended(&mut self) {
         let state = &self.state;
         let is_over = |g: &Group| {
@@ -128,9 +131,9 @@ impl Registry {
         }
     }
 
-    /// Bounds the pool of every group by half of what its members may have together. Each slot replaces at least two
-    /// pages of members, so no tenant needs a larger pool. And by this bound, a tenant gets no more memory through the
-    /// pool than its own limits allow.
+    /// Bounds the pool of every group by half of the memory that its members may have together, by the limits of their
+    /// control groups. Each slot replaces at least two pages of members, so no tenant needs a larger pool. And by this
+    /// bound, a tenant gets no more memory through the pool than its own limits allow.
     pub fn bound_pools(&mut self) {
         let Some(limits) = &self.limits else { return };
         let ram = host::ram_bytes();
@@ -141,11 +144,11 @@ impl Registry {
         }
     }
 
-    /// Calls `promise` to promise memory for pages that become private, out of the memory that is available.
+    /// Calls `promise` with the host's available memory, out of which it promises memory for pages that become private.
     ///
     /// # Errors
-    /// `promise` refuses. Or an earlier supervisor may have promised memory, and not all of its workers have reported
-    /// yet.
+    /// `promise` refuses. Or a worker that an earlier supervisor has started may still hold a promise of memory, and
+    /// has not reported it yet.
     pub fn promise<T>(&mut self, promise: impl FnOnce(&mut Room, Memory) -> Result<T, String>) -> Result<T, String> {
         let silent =
             |g: &&Group| g.worker.as_ref().is_some_and(|w| w.adopted && !w.heard && w.since.elapsed() < HEARING_TIME);
@@ -155,11 +158,12 @@ impl Registry {
         promise(&mut self.room, Memory::of_host(self.config.reserve)?)
     }
 
-    /// Reduces the memory that members need to what the limits of their control groups leave. A member that used more
-    /// than that would be killed.
+    /// Reduces the memory that members need for pages that become private to what the memory limits of their control
+    /// groups leave. The kernel would kill a member that used more.
     ///
     /// # Errors
-    /// The limits leave nothing, or less than all if a part is of no use. The text has the sizes.
+    /// The limits leave nothing; or they leave less than what is needed, and only all of it is of use
+    /// ([`Needs::whole`]). The text has the sizes.
     pub fn within_limits(&self, needs: &Needs) -> Result<Needs, String> {
         let Some(limits) = &self.limits else { return Ok(needs.clone()) };
         let (mut left, mut least) = (limits.left(), None);
@@ -219,7 +223,8 @@ impl Registry {
         named.chain([own_uid()]).chain(self.web_uid).chain(self.history_uid).collect()
     }
 
-    /// Why a user that only helps this service may not ask this question; `None` if the user may.
+    /// Why a user that a helper of this service runs as (the web side, or the process that keeps a history) may not ask
+    /// this question; `None` if the user may.
     pub fn forbidden(&self, uid: u32, question: &Ask) -> Option<&'static str> {
         match question {
             Ask::Groups | Ask::Show { .. } => None,
@@ -228,8 +233,8 @@ impl Registry {
         }
     }
 
-    /// Why the web side may not ask this question; `None` if it may. An attacker that has taken the web side over can
-    /// ask no more than that.
+    /// Why the web side may not ask this question; `None` if it may. An attacker who controls the web side can ask no
+    /// other questions.
     fn forbidden_to_web(&self, uid: u32, question: &Ask) -> Option<&'static str> {
         let control = self.config.api.as_ref().is_some_and(|api| api.control);
         match question {
@@ -254,12 +259,12 @@ impl Registry {
         }
     }
 
-    /// Whether this is the web side's user.
+    /// Whether the web side runs as this user. In a service that is not root's, it runs as the service's own user.
     pub fn is_web(&self, uid: u32) -> bool {
         uid == self.web_uid.unwrap_or_else(own_uid)
     }
 
-    /// Whether this is the user of the process that keeps a history.
+    /// Whether the process that keeps a history runs as this user, which no other process does.
     pub fn is_history(&self, uid: u32) -> bool {
         self.history_uid == Some(uid)
     }
@@ -303,7 +308,7 @@ mod tests {
         assert_eq!(promise(&mut registry), Ok(()));
     }
 
-    /// A worker that was taken over reads nothing, and its supervisor keeps nothing of size for it.
+    /// An adopted worker reads nothing, and its supervisor must not queue long questions for it.
     #[test]
     fn worker_that_does_not_read_is_asked_no_further_questions() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! A changed configuration, taken over by a service that runs (`SIGHUP`).
+//! Takes over a changed configuration while the service runs (`SIGHUP`), as far as that is possible.
 //!
 //! | of the configuration | taken over |
 //! |---|---|
 //! | groups: new ones, their users, rules and settings | at once |
-//! | a group that it names no more | as at a start: members run on with the last limits, and there are no new ones |
+//! | a group that it names no more | at once, as at a start: members run on with the last limits, and there are no new ones |
 //! | `[[enrol]]` | at once: processes that fit are attached within seconds; members stay members |
 //! | `reserve`, `one-trust-domain`, tokens, `control` | at once |
 //! | `[balance]`, `[[guest]]`, `[sketch]`, `[history]` | at once: the process for it is started again |
@@ -19,7 +19,7 @@ use cli::size::plural;
 use serde_json::json;
 use std::collections::BTreeSet;
 
-/// Note on a key that only the next service takes over.
+/// What is logged about a changed key that only the next service takes over.
 const LATER: &str = "takes effect when the service is started again";
 
 impl Registry {
@@ -43,7 +43,8 @@ impl Registry {
         note!("SIGHUP: the configuration is read again: {groups}, {changed} of them changed");
     }
 
-    /// Keeps the old values of keys that only the next service takes over, and returns their names.
+    /// Keeps the old values of keys that only the next service takes over, and returns the names of those that have
+    /// changed.
     fn keep_what_stays(&mut self, old: &Config) -> Vec<&'static str> {
         let new = &mut self.config;
         let mut kept = Vec::new();
@@ -69,7 +70,8 @@ impl Registry {
         kept
     }
 
-    /// Takes over the configuration of one group. Returns whether the configuration has changed.
+    /// Takes over the new configuration of one group, which may be new or no longer configured. Returns whether
+    /// anything has changed.
     fn reload_group(&mut self, name: &str) -> bool {
         let configured = self.config.groups.as_ref().and_then(|groups| groups.get(name)).cloned();
         let Some(group) = self.groups.get_mut(name) else {
@@ -139,7 +141,7 @@ mod tests {
         for name in ["acme", "beta", "gone"] {
             registry.group(name);
         }
-        // A change on the fly lasts as long as the settings that it changed.
+        // A change on the fly lasts until the configured settings of its group change.
         let off = Change { fold: Some(Fold::Off), ..Change::default() };
         for name in ["acme", "beta"] {
             let from = registry.group(name).config.settings;

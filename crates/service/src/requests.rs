@@ -39,19 +39,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Time for a client to ask, and to read its answers: 10 s.
+/// Time after which a client that has asked nothing is disconnected, whether it still has to read answers or not: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time for a worker to report: 3 s.
+/// Time for a worker to report, after which the client that waits for the report is refused: 3 s.
 const WORKER_PATIENCE: Duration = Duration::from_secs(3);
-/// Most pages of zeros for which memory is promised on the members' word: 256 MiB.
+/// Most pages of zeros for which memory is promised at once (256 MiB), because only the members' own counts say how
+/// many there are.
 const ZERO_PAGES: u64 = 1 << 16;
-/// Longest name of a token in the journal, in characters.
+/// Longest name of a token that the journal keeps, in characters. The rest of a longer one is cut off.
 const MOST_NAME_CHARS: usize = 64;
-/// Most client addresses that are named in a log line about invalid tokens.
+/// Most client addresses that are named in one line of the journal about invalid tokens.
 const MOST_ADDRESSES: usize = 8;
-/// Places for clients at a user's own socket.
+/// Most clients at a user's own socket.
 const OWN_PLACES: usize = 64;
-/// Places for clients at the socket for everybody: each user has 8.
+/// Most clients at the socket for everybody: 64, and 8 of one user.
 const PLACES: Shares = Shares { most: 64, roots: 0, others: (64, 8) };
 
 /// All clients.
@@ -69,8 +70,8 @@ impl Clients {
         self.0.iter().filter(move |client| client.entrance == entrance)
     }
 
-    /// Takes a new connection to this user's own socket, or to the socket for everybody, where each user has few
-    /// places.
+    /// Takes a new connection to this user's own socket, or to the socket for everybody. If its user has no place
+    /// there, it is closed.
     pub fn add(&mut self, socket: Seqpacket, entrance: Option<u32>) {
         // Nothing is read about a process that gets no place.
         let user = Peer::user_of(&socket);
@@ -84,7 +85,7 @@ impl Clients {
         }
     }
 
-    /// The next time at which a client may be heard that may not be heard now.
+    /// The next time at which a client may ask that may not ask yet; `None`: every client may ask now.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.0.iter().map(|client| client.next).filter(|next| *next > now).min()
     }
@@ -99,7 +100,7 @@ impl Clients {
         self.0.iter().filter_map(move |client| Some((client.socket.as_fd(), client.awaited(now)?)))
     }
 
-    /// Sends waiting answers, and answers new questions.
+    /// Sends the clients answers that wait, and answers new questions.
     pub fn hear(&mut self, registry: &mut Registry, buffer: &mut Vec<u8>) {
         let now = Instant::now();
         for client in &mut self.0 {
@@ -119,7 +120,8 @@ impl Clients {
         self.0.retain(|client| !client.done);
     }
 
-    /// Forgets clients that do not ask, and refuses those whose worker does not report. Called once a second.
+    /// Disconnects clients that have asked nothing for [`PATIENCE`], and refuses questions to which a worker has not
+    /// answered for [`WORKER_PATIENCE`]. Called once a second.
     pub fn forget_silent(&mut self) {
         for client in &mut self.0 {
             if client.wants.is_some() && client.since.elapsed() > WORKER_PATIENCE {
@@ -144,7 +146,8 @@ impl Clients {
         }
     }
 
-    /// Answers the client that asked the question of this number.
+    /// Passes a worker's answer on to the client that has asked why pages are not folded, by the number of the
+    /// question.
     pub fn because(&mut self, group: &str, question: u64, reasons: &[u8]) {
         for client in &mut self.0 {
             let is_it = |waits: &mut Waits| {
@@ -162,14 +165,15 @@ impl Clients {
     }
 }
 
-/// Bytes of a process's mappings of pools: so much memory may be needed when all these pages become private.
+/// Bytes of a process's private mappings of pools. That much memory may be needed when all of these pages become
+/// private.
 fn pooled_bytes(pid: u32) -> Result<u64, String> {
     let all = Mapping::list(pid).map_err(|e| e.to_string())?;
     let pooled = all.iter().filter(|mapping| !mapping.shared && guest::pool_group(mapping).is_some());
     Ok(pooled.map(Mapping::bytes).fold(0, u64::saturating_add))
 }
 
-/// Bytes that may become private when a member is detached.
+/// Bytes of a member's pages that may become private when the member is detached.
 fn shared_bytes(member: &MemberLine) -> Result<u64, String> {
     let pid = member.identity.pid;
     match member.via {
@@ -183,7 +187,7 @@ fn shared_bytes(member: &MemberLine) -> Result<u64, String> {
     }
 }
 
-/// A client's question under way.
+/// A question of a client while it is answered.
 struct Request<'a> {
     registry: &'a mut Registry,
     client: &'a mut Client,
@@ -295,8 +299,9 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The name of a new member. If the name of a libvirt domain is taken, the domain gets another one. While a domain
-    /// migrates between two libvirts on this host, it exists twice, and its start must not fail.
+    /// The name of a new member: the wanted one. If another living member has it and the process runs a libvirt domain,
+    /// the pid is appended. While a domain migrates between two libvirts on this host, it exists twice, and its start
+    /// must not fail.
     fn name_of(&self, group: &str, name: String, id: ProcessId, is_domain: bool) -> String {
         let mut others = self.registry.state.members().iter();
         let is_namesake = |other: &MemberLine| {
@@ -375,7 +380,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Checks that the client may attach a process, and returns the facts about it.
+    /// Checks that the client may attach a process, and returns the facts about the process.
     fn attachable(&self, id: ProcessId, group: &str, by_rule: bool) -> Result<Process, String> {
         let process = Process::read_without_arguments(id.pid).map_err(|e| e.to_string())?;
         if process.stat.start_ticks != id.start_ticks {
@@ -385,7 +390,8 @@ impl Request<'_> {
         if asker.uid != 0 && asker.uid != process.uid {
             return Err(format!("process {} belongs to user {}", id.pid, process.uid));
         }
-        // The same question may be asked twice.
+        // The client may repeat the question, if the supervisor was restarted before it answered. So it is no error
+        // that this client has attached the process already.
         let is_again = |member: &&MemberLine| {
             member.group == group && (member.attached_by == Some(asker.id.pid) || member.is_left_alone())
         };
@@ -492,8 +498,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Ends the membership of an attached process, if it maps nothing of a pool any more, or ksmd does not merge it any
-    /// more. That is checked with the kernel. The worker ends its connection to the process.
+    /// Ends the membership of a process whose pages are private again: by the kernel's word, the process maps nothing
+    /// of a pool any more, or asks ksmd for merging no more. The worker is told to end its connection to the process.
     fn leave(&mut self, id: ProcessId) -> Result<(), String> {
         if self.registry.state.find(id).is_some() && id.is_alive() {
             let member = self.own_member(id)?;
@@ -553,7 +559,7 @@ impl Request<'_> {
 
     fn list_members(&mut self) -> Result<(), String> {
         let uid = self.client.peer.uid;
-        // A stranger, who may ask again and again, must not cause a look at all members.
+        // A user without rights may ask again and again, and must not cause a check of all members' processes.
         if self.registry.groups.values().any(|group| self.registry.may(uid, &group.config)) {
             self.registry.state.forget_dead();
         }
@@ -639,7 +645,8 @@ impl Request<'_> {
         self.set(group, &change, by)
     }
 
-    /// The user for the journal: the client, or the one who has asked the web side.
+    /// Who is named in the journal: the user of the client. If the client is the web side, it is the caller of the web
+    /// side, given as `web`.
     fn by(&self, web: Option<By>) -> By {
         let PeerProcess { id, uid } = self.client.peer;
         match web.filter(|_| self.registry.is_web(uid)) {
@@ -654,7 +661,8 @@ impl Request<'_> {
         }
     }
 
-    /// Reserves a line in the journal for the change that the client wants.
+    /// Reserves a line in the journal for the change that the client wants, and returns who is named in it. Fails if
+    /// the client has made too many changes within the hour, or the journal cannot be written.
     fn place_in_journal(&mut self) -> Result<By, String> {
         let by = self.by(None);
         self.registry.trail.place(&by, Instant::now())?;
@@ -671,7 +679,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Writes failed logins at the web side to the journal, with few addresses. They count as lines of one user.
+    /// Writes failed logins at the web side to the journal, with at most [`MOST_ADDRESSES`] addresses. These lines have
+    /// one bound together, as the lines of a user do.
     fn login_failed(&mut self, times: u32, addresses: BTreeMap<String, u32>) -> Result<(), String> {
         let uid = self.client.peer.uid;
         if !self.registry.is_web(uid) {
@@ -690,7 +699,7 @@ impl Request<'_> {
         self.registry.groups.get(group).is_some_and(|group| makes_private(&group.settings(), change))
     }
 
-    /// Promises memory for all pages of a group that a change makes private.
+    /// Promises a group memory for all of its pages that a change makes private.
     fn promise_room(&mut self, group: &str, report: &GroupReport, change: &Change) -> Result<(), String> {
         let (needs, needed) = needs_of(report, change);
         let allowed = self.registry.within_limits(&needs);
@@ -746,12 +755,12 @@ impl Request<'_> {
     }
 }
 
-/// A member, as a line of the journal tells it.
+/// The fields of a journal line that name a member.
 fn of_member(group: &str, name: &str, id: ProcessId, uid: u32) -> Value {
     json!({ "group": group, "member": name, "process": id.pid, "of_user": uid })
 }
 
-/// The report, in which a full pool names its members' memory limits where these bind.
+/// Completes a report whose pool is full: if the members' memory limits bound the pool, the reason says so.
 fn named(mut report: GroupReport, limit: &PoolLimit) -> GroupReport {
     let Some(why) = report.no_room.take() else { return report };
     let more = match limit.by {
@@ -767,9 +776,10 @@ fn named(mut report: GroupReport, limit: &PoolLimit) -> GroupReport {
 
 /// Memory that each member needs for a change that makes pages private, and all of them together.
 ///
-/// Pages that share a slot are counted by the worker, and no member has more of them than all together. Pages of zeros
-/// need memory only when everything is unfolded. Their number is the members' word, so only as many count as a worker
-/// asks for at a time. The worker asks again for the rest, and waits if there is no room.
+/// The worker itself counts all pages that map a slot, so no member's own count is taken for more than this number.
+/// Pages of zeros need memory only when everything is unfolded. Only the members' own counts say how many there are, so
+/// no more than [`ZERO_PAGES`] count, which is what a worker asks for at a time. The worker asks again for the rest,
+/// and waits if there is no room.
 fn needs_of(report: &GroupReport, change: &Change) -> (Needs, u64) {
     let mut zeros_left = if change.fold == Some(Fold::Unfold) { ZERO_PAGES } else { 0 };
     let mut zeros = 0;
@@ -817,7 +827,7 @@ mod tests {
         assert_eq!([left_after(4242), left_after(0)], [1, 0]);
     }
 
-    /// Members that have shared 10 pages each, and one that names numbers that no host has.
+    /// Two members have 10 shared pages each, and a third one reports false numbers of pages.
     #[test]
     fn liars_zeros_keep_nobody_from_unfolding() {
         let member =

@@ -1,7 +1,8 @@
-//! Memory for pages that become private again, and promises of it.
+//! Promises of memory to groups whose folded pages become private again (unfold).
 //!
-//! Every page that shares a slot needs a frame of its own before any slot is free. Unfolding takes a while, and
-//! the memory is available meanwhile. It is promised: two groups that unfold at once must not count on the same memory.
+//! Every folded page, which maps a shared page (slot) of the pool, needs a frame of its own before any slot is free.
+//! Unfolding takes a while, and the kernel counts the memory as available until it is used. So the memory is promised
+//! to one group: two groups that unfold at once must not count on the same memory.
 //!
 //! ```text
 //!   nothing --- the worker needs room ---> promised --- time is over ---> rests, as long again ---> nothing
@@ -9,8 +10,8 @@
 //!                                           +----+  other needs: promised anew
 //! ```
 //!
-//! The pause serves the other groups: a worker that uses none of the promised memory cannot keep it from them for ever.
-//! An operator's change is promised at any time.
+//! During the pause ("rests"), which is as long as the promise, the group gets no further promise. So a worker that
+//! uses none of the promised memory cannot keep it from other groups for ever.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -18,13 +19,15 @@ use api::control::{MemberRoom, Needs};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Least time for which memory is promised: 30 s.
+/// Shortest time for which memory is promised: 30 s. A promise lasts longer by the time that unfolding takes at
+/// [`BYTES_PER_S`].
 const LEAST_TIME: Duration = Duration::from_secs(30);
-/// Least number of bytes that a group unfolds in a second: 100 MiB. The time of a promise is computed with this rate.
+/// Bytes that a group is taken to unfold in a second at least: 100 MiB. The time of a promise is computed with this
+/// rate.
 const BYTES_PER_S: u64 = 100 << 20;
-/// Time by which the worker's time for a promise is shorter than the supervisor's, for messages that are late: 5 s.
+/// The worker is told a time for the promise that is 5 s shorter than the supervisor's, because messages may be late.
 const LATE: Duration = Duration::from_secs(5);
-/// Least part of the needed memory that is promised, if a part is of use: 16 MiB.
+/// Smallest part of the needed memory that is worth a promise, if a part is of use: 16 MiB.
 const LEAST_PART: u64 = 16 << 20;
 
 /// The memory of the host, in bytes.
@@ -40,14 +43,14 @@ impl Memory {
     /// The memory of this host. Without `reserve`, 1/20 of it is left, and 1 GiB at most.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not tell how much memory is available.
     pub fn of_host(reserve: Option<u64>) -> Result<Self, String> {
         let available = host::available_bytes().map_err(|e| e.to_string())?;
         Ok(Self { available, reserve: reserve.unwrap_or_else(host::usual_reserve_bytes) })
     }
 }
 
-/// A group's promise.
+/// A promise of memory to a group.
 #[derive(Debug)]
 struct Promise {
     bytes: u64,
@@ -56,7 +59,7 @@ struct Promise {
     most: u64,
 }
 
-/// Memory that groups were promised, and until when.
+/// The promises of all groups, by the group's name.
 #[derive(Debug, Default)]
 pub struct Room(BTreeMap<String, Promise>);
 
@@ -116,12 +119,13 @@ impl Room {
         Ok((needs.members.iter().map(give).collect(), time))
     }
 
-    /// Ends a promise of which nothing is used.
+    /// Ends a group's promise of which nothing was used.
     pub fn take_back(&mut self, group: &str) {
         self.0.remove(group);
     }
 
-    /// Memory that a group can be promised.
+    /// Bytes that can be promised to a group now: available memory without the reserve and without promises to other
+    /// groups.
     fn free(&mut self, group: &str, memory: Memory, now: Instant) -> u64 {
         self.0.retain(|_, promise| promise.rests_until() > now);
         self.0.values_mut().filter(|promise| promise.until() <= now).for_each(|promise| promise.bytes = 0);
@@ -203,12 +207,12 @@ mod tests {
         assert_eq!(time, LEAST_TIME + Duration::from_secs(15) - LATE);
         assert!(room.promise("b", &needs(&[LEAST_PART], false), memory(2 * G), now).is_err(), "all is promised");
         assert!(room.promise("b", &needs(&[1], false), memory(2 * G + 1), now).is_ok());
-        // Room that is not needed any more is there for others.
+        // Memory that a group does not need any more can be promised to others.
         assert!(room.promise("a", &Needs::default(), memory(2 * G), now).is_ok());
         assert!(room.promise("b", &needs(&[G], true), memory(2 * G), now).is_ok());
     }
 
-    /// Fails where a worker may ask again and again.
+    /// A regression test: this fails if a worker can have its promise renewed without a pause.
     #[test]
     fn worker_that_does_not_use_its_room_cannot_keep_it_from_others() {
         let (mut room, begin) = (Room::default(), Instant::now());

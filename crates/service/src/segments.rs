@@ -18,15 +18,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 
-/// First part of the names in the store.
+/// First part of the names under which the service manager's store keeps segments.
 const PREFIX: &str = "pool.";
-/// Separates the name of a template from the rest in the store: no name has it.
+/// Separates a template's name from the rest of the name in the store. No name of a group or template has this
+/// character.
 const NAMED: char = '+';
 
 /// A segment, and its file.
 type Kept = (SegmentInfo, Rc<ForeignFile>);
 
-/// The segments of one group.
+/// The segments of one group's pool, and their files.
 #[derive(Default)]
 pub struct Segments {
     group: String,
@@ -36,13 +37,14 @@ pub struct Segments {
     templates: BTreeMap<u8, String>,
 }
 
-/// The name of a segment in the store: all that the next supervisor must know of it.
+/// The name under which the store keeps a segment. It has all that the next supervisor must know of the segment.
 fn name_of(group: &str, info: &SegmentInfo, template: Option<&String>) -> String {
     let named = template.map_or(String::new(), |template| format!("{NAMED}{template}"));
     format!("{PREFIX}{group}.{}.{}{named}", info.number, info.slots)
 }
 
-/// The group and the segment that a name in the store tells, and the name of a template.
+/// Reads a name in the store: the group, the segment, and the template's name if the segment is a loaded template.
+/// `None` if the name is not valid.
 pub fn parse(name: &str) -> Option<(&str, SegmentInfo, Option<&str>)> {
     let (name, template) = name.split_once(NAMED).map_or((name, None), |(name, template)| (name, Some(template)));
     if template.is_some_and(|template| name::check("template", template).is_err()) {
@@ -105,7 +107,7 @@ impl Segments {
         self.replace(std::iter::empty());
     }
 
-    /// Adds a template, which nobody can write.
+    /// Adds a template whose file is sealed, so that nobody can write it.
     ///
     /// # Errors
     /// The group has as many templates as it may have.
@@ -121,8 +123,8 @@ impl Segments {
         Ok(info)
     }
 
-    /// Gives a segment of the worker's that was a template its name again, and returns it. `None`: the worker has no
-    /// segment with this file.
+    /// Makes the segment with this file a loaded template again, if it was one and was unloaded. Returns the segment.
+    /// `None`: no unloaded template has this file.
     pub fn load_again(&mut self, name: &str, file: (u64, u64)) -> Option<SegmentInfo> {
         let number =
             self.unloaded().find(|number| self.kept.get(number).is_some_and(|(_, kept)| is_file(kept, file)))?;
@@ -134,7 +136,8 @@ impl Segments {
         Some(info)
     }
 
-    /// Unloads a template: it counts as any other segment of the worker's from here on. Returns its number.
+    /// Unloads a template: from here on the worker may drop it as any other segment. Returns the number of its segment;
+    /// `None` if no template has this name.
     pub fn unload(&mut self, name: &str) -> Option<u8> {
         let number = *self.templates.iter().find(|(_, known)| *known == name)?.0;
         let name = self.templates.remove(&number);
@@ -149,13 +152,13 @@ impl Segments {
         self.templates.iter().filter_map(|(number, name)| Some((name.as_str(), self.kept.get(number)?)))
     }
 
-    /// Numbers of templates that the worker may have and that are not loaded.
+    /// Segment numbers of templates that were unloaded, which the worker may not have dropped yet.
     pub fn unloaded(&self) -> impl Iterator<Item = u8> {
         let of_templates = self.kept.keys().copied().filter(|number| *number >= PoolSlot::FIRST_TEMPLATE);
         of_templates.filter(|number| !self.templates.contains_key(number))
     }
 
-    /// Whether a segment is the file with this device and inode.
+    /// Whether the group has a segment whose file has this device and inode.
     pub fn has_file(&self, device: u64, inode: u64) -> bool {
         self.kept.values().any(|(_, file)| is_file(file, (device, inode)))
     }
@@ -177,7 +180,7 @@ impl Segments {
     }
 }
 
-/// Whether this is the file with this device and inode.
+/// Whether a file has this device and inode.
 fn is_file(file: &ForeignFile, wanted: (u64, u64)) -> bool {
     rustix::fs::fstat(file).is_ok_and(|found| (found.st_dev, found.st_ino) == wanted)
 }

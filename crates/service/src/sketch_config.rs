@@ -1,4 +1,5 @@
-//! The part `[sketch]` of a configuration: sketches of guests' contents, which another program writes again and again.
+//! The part `[sketch]` of a configuration: sketches of guests' contents (small summaries, made of keyed hashes of their
+//! pages), which another program writes at intervals.
 
 use super::config::{Bytes, Wrong};
 use api::change::from_word;
@@ -7,13 +8,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use toml::Spanned;
 
-/// The directory of tables, unless another one is configured.
+/// The directory that sketches are written to, unless another one is configured.
 const USUAL_DIR: &str = "/var/lib/pagefold/sketches";
 /// Time between two sketches, in seconds, unless another one is configured: 10 minutes.
 const USUAL_EVERY_S: u32 = 600;
-/// Most files that are kept, unless another number is configured: a day of ten minutes each.
+/// Most sketch files that are kept, unless another number is configured: 144, one day with a sketch every 10 minutes.
 const USUAL_KEEP: u32 = 144;
-/// Most bytes of these files, unless another size is configured: 1 GiB.
+/// Most bytes of all kept sketch files together, unless another size is configured: 1 GiB.
 const USUAL_KEEP_BYTES: u64 = 1 << 30;
 /// Memory of the census's index. It is enough for 50 GiB of guests at once; more are scanned in several passes.
 const INDEX_MEMORY: &str = "256M";
@@ -25,11 +26,11 @@ pub struct Sketch {
     pub every_s: u32,
     /// The directory that sketches are written to.
     pub dir: PathBuf,
-    /// The directory of keys; `None`: the usual one of the service's user.
+    /// The directory with the keys of the fingerprints; `None`: the usual one of the service's user.
     pub keys: Option<PathBuf>,
-    /// Most files of this host that are kept there.
+    /// Most sketch files of this host that are kept in the directory.
     pub keep: u32,
-    /// Most bytes of these files together. The newest file is kept in any case.
+    /// Most bytes of these sketch files together. The newest file is kept in any case.
     pub keep_bytes: u64,
 }
 
@@ -87,7 +88,7 @@ impl Sketch {
     pub fn arguments(&self) -> Vec<String> {
         let Self { every_s, dir, keys, keep, keep_bytes } = self;
         let (every, keep, bytes) = (format!("{every_s}s"), keep.to_string(), keep_bytes.to_string());
-        // The end of the path says that this is a directory.
+        // The slash at the end tells the program that this is a directory.
         let dir = format!("{}/", dir.display());
         let words = ["sketch", "--until-hangup", "--group-by", "service", "--every", &every, "--parquet", &dir];
         let bounds = ["--keep", &keep, "--keep-size", &bytes, "--index-memory", INDEX_MEMORY];

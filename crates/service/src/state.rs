@@ -1,4 +1,5 @@
-//! The members, the settings changed on the fly, last limits and bills: kept in a file for the next supervisor.
+//! What a supervisor keeps in a file for the next one: members, what was changed on the fly (settings and rules), last
+//! limits, bills, and users that workers run as.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -18,13 +19,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Longest file that is read, in bytes: some ten thousands of members.
+/// Longest state file that is read: 16 MiB, some ten thousands of members.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Most processes of a group that are registered. Its worker serves 1,024 of them.
+/// Most members of a group. Its worker serves 1,024 of them at a time.
 const MOST_MEMBERS: usize = 4096;
 
-/// Number of calls of [`State::forget_some_dead`] in which all members are compared with processes.
+/// Number of calls of [`State::forget_some_dead`] after which the start time of every member's process has been
+/// compared.
 const TURNS: usize = 15;
 
 /// The state that outlives a supervisor.
@@ -32,11 +34,12 @@ const TURNS: usize = 15;
 pub struct State {
     /// Processes that are members as long as they live.
     members: Vec<MemberLine>,
-    /// Settings changed on the fly, by group.
+    /// Changes of settings on the fly, by group.
     changes: BTreeMap<String, OnTheFly>,
-    /// Users of workers, by group. No user is given to another group as long as the service's directory exists.
+    /// Users that workers run as, by group; the prover, the web side and the process that keeps a history have entries,
+    /// too. No user is given to another group as long as the service's directory exists.
     pub worker_uids: BTreeMap<String, u32>,
-    /// Last limits of the groups.
+    /// The last configuration of each group, for the time when the configuration names it no more.
     #[serde(default)]
     limits: BTreeMap<String, Limits>,
     /// Bills of the groups.
@@ -54,7 +57,7 @@ pub struct State {
     turn: usize,
 }
 
-/// The configuration of a group, as far as it binds members that run when the group is configured no more.
+/// The part of a group's configuration that still binds its members when the configuration no longer names the group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Limits {
     users: Vec<u32>,
@@ -65,7 +68,7 @@ struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct OnTheFly {
     change: Change,
-    /// The configured settings at the change. If the configuration changes, the change is dropped.
+    /// The configured settings at the time of the change. The change counts only as long as the group is configured so.
     from: Settings,
 }
 
@@ -96,7 +99,7 @@ impl State {
         Ok(state)
     }
 
-    /// Makes a change, and writes the file. If either fails, the state is as it was before.
+    /// Makes a change of the state, and writes the file. If either fails, the state is as it was before.
     ///
     /// # Errors
     /// The change is refused, or the file cannot be written.
@@ -133,12 +136,13 @@ impl State {
         Ok(())
     }
 
-    /// The change on the fly of a group with these configured settings.
+    /// The change on the fly of a group; `None` if there is none, or if it was made from other configured settings than
+    /// these.
     pub fn change(&self, group: &str, configured: Settings) -> Option<Change> {
         self.changes.get(group).filter(|kept| kept.from == configured).map(|kept| kept.change)
     }
 
-    /// Keeps a change on the fly, if it makes a difference to the configured settings.
+    /// Keeps a change on the fly of the configured settings `from`, as far as it makes a difference to them.
     pub fn set_change(&mut self, group: &str, change: Change, from: Settings) {
         let change = change.beyond(&from);
         if change.is_empty() {
@@ -149,7 +153,7 @@ impl State {
         self.changed = true;
     }
 
-    /// Keeps a group's configuration for the time when it is configured no more.
+    /// Keeps a group's configuration for the time when the configuration names the group no more.
     pub fn keep_limits(&mut self, group: &str, config: &GroupConfig) {
         let limits = Limits { users: config.users.clone(), settings: config.settings };
         if self.limits.get(group) != Some(&limits) {
@@ -158,7 +162,8 @@ impl State {
         }
     }
 
-    /// The last configuration of a group that is configured no more. No rule brings it new members.
+    /// The last configuration of a group that the configuration names no more. It has no rules, so that no process
+    /// becomes a new member by one.
     pub fn last_limits(&self, group: &str) -> Option<GroupConfig> {
         let Limits { users, settings } = self.limits.get(group)?.clone();
         Some(GroupConfig { users, settings, processes: Vec::new() })
@@ -169,7 +174,7 @@ impl State {
         self.changed |= self.bills.entry(group.to_owned()).or_default().heard(worker, bill);
     }
 
-    /// Takes the last processor time of ended workers into account.
+    /// Takes the processor time of ended workers that were not waited for yet into account.
     pub fn look_at_ended_workers(&mut self) {
         for account in self.bills.values_mut() {
             self.changed |= account.look_at_ended();
@@ -194,12 +199,13 @@ impl State {
         self.changed = true;
     }
 
-    /// Notes that `worker_uids` was changed.
+    /// Notes that a public field (`worker_uids`, `rules`) was changed, so that the next [`State::write`] writes the
+    /// file.
     pub fn touch(&mut self) {
         self.changed = true;
     }
 
-    /// The members, some of which may just have ended.
+    /// The members. The processes of some may have ended a moment ago.
     pub fn members(&self) -> &[MemberLine] {
         &self.members
     }
@@ -255,7 +261,7 @@ impl State {
         Ok(())
     }
 
-    /// Removes a member whose process goes on.
+    /// Removes a member whose process runs on.
     pub fn remove(&mut self, process: ProcessId) {
         self.members.retain(|m| process_of(m) != process);
         self.changed = true;
@@ -273,8 +279,9 @@ impl State {
         self.detached.contains(&process)
     }
 
-    /// Like [`Self::forget_dead`], called every second. A pid that no process has is noticed at once. Start times of
-    /// the others are compared in turns: all within [`TURNS`] calls.
+    /// Removes members whose process has ended, at little cost; called every second. A member whose pid no process has
+    /// is removed at once. Whether a process with the pid is still the same one (by its start time) is checked for one
+    /// in [`TURNS`] members at each call.
     pub fn forget_some_dead(&mut self) {
         self.turn = self.turn.wrapping_add(1) % TURNS;
         let (turn, before) = (self.turn, self.members.len());
@@ -287,7 +294,7 @@ impl State {
         self.changed |= self.members.len() != before;
     }
 
-    /// Removes members whose process has ended.
+    /// Removes all members whose process has ended.
     pub fn forget_dead(&mut self) {
         let before = self.members.len();
         self.members.retain(|m| process_of(m).is_alive());
@@ -333,7 +340,7 @@ mod tests {
         for child in &children {
             state.add(member("a", &child.id().to_string(), ProcessId::of(child.id()).unwrap())).unwrap();
         }
-        // One is collected at once, and the others stay zombies.
+        // One child is waited for at once, and the others stay zombies.
         children.iter_mut().for_each(|child| child.kill().unwrap());
         let first = ProcessId::of(children[0].id()).unwrap();
         children[0].wait().unwrap();

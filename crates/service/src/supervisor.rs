@@ -1,4 +1,4 @@
-//! The supervisor: one thread that waits for sockets, and never for one peer in particular.
+//! The supervisor: one thread that polls all sockets, and never blocks on a single peer.
 
 use super::balance_config::Balance;
 use super::beside::Beside;
@@ -40,20 +40,20 @@ use std::fs;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time between two checks of members, groups and clients: 1 s.
+/// Time between two calls of [`Supervisor::tick`], which checks members, groups and clients: 1 s.
 const TICK: Duration = Duration::from_secs(1);
-/// Time between two reports that every worker is asked for, to keep its bill: 10 s.
+/// Time between two requests for a report to every worker, so that its bill is kept: 10 s.
 const BILLS: Duration = Duration::from_secs(10);
-/// Time between two looks at members' memory limits, while no member comes: 15 s.
+/// Time after which the memory limits of members are read again, if no member has connected meanwhile: 15 s.
 const LIMITS: Duration = Duration::from_secs(15);
-/// Messages handled in a row before other sources get their turn.
+/// Most messages of one worker that are handled before those of others.
 const TURN: usize = 64;
-/// Key of the prover's user among the users of workers; no valid name of a group.
+/// Key of the user that the prover runs as in [`State::worker_uids`]. It is no valid name of a group.
 const PROVER: &str = ":prover";
-/// Key of the web side's user among the users of workers.
+/// Key of the user that the web side runs as in [`State::worker_uids`].
 const WEB: &str = ":web";
 
-/// Key of the user of the process that keeps a history among the users of workers.
+/// Key of the user that the process which keeps a history runs as in [`State::worker_uids`].
 const HISTORY: &str = ":history";
 
 /// The options of a service.
@@ -61,11 +61,11 @@ const HISTORY: &str = ":history";
 pub struct Options {
     /// Whether the service was started for one member, and ends by itself.
     pub private: bool,
-    /// Whether its workers end with it.
+    /// Whether the workers end with the service.
     pub stop_workers: bool,
     /// Whether another program, not the supervisor, starts the process that carries out the enrol rules.
     pub enrol_apart: bool,
-    /// Time without members after which a group's worker ends, and a private service.
+    /// Time without members after which a group's worker ends, and so does a private service.
     pub linger: Duration,
 }
 
@@ -74,7 +74,7 @@ pub struct Supervisor {
     registry: Registry,
     clients: Clients,
     options: Options,
-    /// The program of its workers.
+    /// The file of the workers' program.
     worker: Held,
     entrances: Entrances,
     handed: Handed,
@@ -86,7 +86,7 @@ pub struct Supervisor {
     historian: Beside,
     enroller: Beside,
     signals: Signals,
-    /// Control groups of workers that have ended.
+    /// Control groups of ended workers that could not be removed yet.
     leftover: Vec<CgroupHome>,
     idle_since: Option<Instant>,
     said_no_home: bool,
@@ -102,7 +102,8 @@ impl Supervisor {
     /// # Errors
     /// Sockets cannot be made at the place, or the program of workers is missing.
     pub fn new(place: Place, config: Config, options: Options, lock: Lock) -> anyhow::Result<Self> {
-        // The service manager of a private service is that of the member which started it.
+        // A private service belongs to the member that started it. A service manager, if there is one, manages that
+        // member, and is asked to keep no files.
         let (store, files) = if options.private { Default::default() } else { FileStore::take() };
         let held = |name| Held::find(name).with_context(|| format!("cannot find {name}"));
         let (worker, pagefold) = (held(worker::PROGRAM)?, Rc::new(held("pagefold")?));
@@ -150,7 +151,8 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Makes the groups of the configuration, and those that have members or a worker already.
+    /// Makes the groups of the configuration and those that have members already, and adopts workers that an earlier
+    /// supervisor has left running.
     fn begin(&mut self) -> anyhow::Result<()> {
         let configured: Vec<String> =
             self.registry.config.groups.iter().flatten().map(|(name, _)| name.clone()).collect();
@@ -178,8 +180,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Takes over the pools' files that the service manager has kept: templates, and the others of groups that have members. A
-    /// worker that goes on names its files by itself.
+    /// Takes over pools' files that the service manager has kept: templates, and other segments of groups that have
+    /// members. The store forgets all others. An adopted worker names its segments by itself.
     fn take_over(&mut self, files: Vec<(String, OwnedFd)>) {
         let mut taken = 0_u64;
         for (name, file) in files {
@@ -201,7 +203,7 @@ impl Supervisor {
     /// Serves until it is told to end.
     ///
     /// # Errors
-    /// The kernel refuses to wait.
+    /// The kernel refuses to poll the sockets.
     pub fn run(mut self) -> anyhow::Result<()> {
         let mut buffer = Vec::new();
         let mut next_tick = Instant::now();
@@ -269,7 +271,7 @@ impl Supervisor {
                 Caught::End => return true,
                 // The end of a worker shows at its socket.
                 Caught::Child => {
-                    // Once the children are waited for, their processor time cannot be read any more.
+                    // Once an ended child is waited for, its processor time cannot be read any more.
                     self.registry.state.look_at_ended_workers();
                     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
                         self.prover.child_ended(pid, status);
@@ -287,7 +289,7 @@ impl Supervisor {
         false
     }
 
-    /// Whether a connection to that socket would have a place.
+    /// Whether one more connection to that socket would have a place.
     fn has_room(&self, entrance: Entrance) -> bool {
         match entrance.to {
             To::Agents => true,
@@ -297,7 +299,8 @@ impl Supervisor {
         }
     }
 
-    /// Accepts what waits at all sockets, and takes over connections of agents that cannot connect by themselves.
+    /// Accepts the connections that wait at all sockets, and takes over what clients hand on, such as connections of
+    /// agents that cannot connect by themselves.
     fn accept(&mut self) {
         let now = Instant::now();
         for entrance in self.entrances.all() {
@@ -337,8 +340,8 @@ impl Supervisor {
 
     /// Passes a member's socket on to its group's worker. If that is refused, the socket is closed.
     ///
-    /// The next supervisor takes no worker's word for who is a member. So the member is on disk before the worker hears
-    /// of it.
+    /// The next supervisor does not take a worker's word for which processes are members. So the member is in the state
+    /// file before the worker hears of it.
     fn admit(&mut self, member: MemberLine, socket: Seqpacket) -> Result<(), String> {
         let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
         if self.registry.state.find(process).is_none() {
@@ -347,7 +350,8 @@ impl Supervisor {
             note!("group {}: process {} is member {}, {how}", member.group, process.pid, member.identity.name);
         }
         if !member.connected {
-            // The member's memory limits count from its first connection on. Further connections change none.
+            // The member's memory limit bounds the pool from the member's first connection on, so limits are read again
+            // at the next tick.
             self.limits_due = Instant::now();
         }
         let group = self.registry.group(&member.group);
@@ -375,7 +379,7 @@ impl Supervisor {
         }
     }
 
-    /// Acts on news of a group's worker.
+    /// Acts on a message of a group's worker.
     fn take_in(&mut self, name: &str, heard: Heard) {
         match heard {
             Heard::Members(members) => self.found_members(name, &members),
@@ -390,7 +394,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes a worker's bill into account before anybody is told of it.
+    /// Adds a worker's bill to its group's, and writes it to the state file before a client is told of it.
     fn heard_report(&mut self, name: &str, worker: ProcessId, report: &GroupReport) {
         self.registry.state.bill(name, worker, &report.bill);
         if self.clients.wait_for(name) {
@@ -414,7 +418,8 @@ impl Supervisor {
         }
     }
 
-    /// Writes the state if it has changed. A failure is logged once, and the write is tried again with each turn.
+    /// Writes the state if it has changed. A failure is logged once, and the write is tried again each time that the
+    /// supervisor wakes.
     fn write_state(&mut self) {
         match self.registry.state.write(&self.registry.place.state_file()) {
             Ok(()) => self.registry.troubles.set(trouble::STATE, None),
@@ -429,8 +434,8 @@ impl Supervisor {
         }
     }
 
-    /// Compares the members that an adopted worker names with the members that a supervisor once admitted. If the
-    /// worker names another process, it lies, and that name is ignored.
+    /// Compares the members that an adopted worker names with the members that a supervisor once admitted. A living
+    /// process that was never admitted is no member, although the worker claims it: that is logged.
     fn found_members(&mut self, name: &str, members: &[Identity]) {
         for identity in members {
             let process = ProcessId { pid: identity.pid, start_ticks: identity.started };
@@ -494,12 +499,14 @@ impl Supervisor {
         }
     }
 
-    /// Gives users who may connect sockets of their own, and tells the prover of them.
+    /// Gives each user who may connect sockets of its own, and tells the prover which users and processes have places
+    /// there.
     fn tell_claims(&mut self) {
         let state = &self.registry.state;
         let mut users: BTreeSet<u32> = state.members().iter().map(|member| member.uid).collect();
         let has_worker = |group: &String| self.registry.groups.get(group).is_some_and(|group| group.worker.is_some());
-        // The prover's own user, too: a keeper that was killed hands its children on.
+        // The user that the prover runs as is one of them: a part of an earlier prover (its keeper) that still follows
+        // members' forked children connects to hand them on.
         let asks = |group: &String| group == PROVER || has_worker(group);
         let workers = state.worker_uids.iter().filter(|(group, _)| asks(group)).map(|(_, uid)| *uid).collect();
         self.entrances.set(self.registry.users(), &users, self.prover.is_wanted().then_some(&workers));
@@ -507,7 +514,8 @@ impl Supervisor {
         self.prover.tell_claims(users, state.members().iter().map(|member| member.identity.pid).collect());
     }
 
-    /// Whether this service starts the process that carries out its rules.
+    /// Whether this service keeps a `pagefold enrol apply` running. Attached members need one, too, also without a
+    /// rule.
     fn wants_enroller(&self) -> bool {
         let is_any_attached = self.registry.state.members().iter().any(|member| member.attached_by.is_some());
         !self.options.enrol_apart && (self.registry.has_rules() || is_any_attached)
@@ -549,7 +557,7 @@ impl Supervisor {
         self.historian.start_if_due(now);
     }
 
-    /// Reads the configuration again, and takes over of it what can be taken over by a service that runs.
+    /// Reads the configuration again, and takes over the parts that a running service can take over.
     fn reload(&mut self) {
         let Some(path) = self.registry.config.file.clone() else {
             note!("SIGHUP: this service has no configuration that could be read again");
@@ -640,7 +648,8 @@ impl Supervisor {
         self.registry.troubles.set(trouble::ENROL, idle);
     }
 
-    /// Ends the service. Members go on in any case. Workers go on for a successor, or end at once.
+    /// Ends the service. Members run on in any case. Workers run on for the next supervisor, or end at once with
+    /// [`Options::stop_workers`].
     fn end(mut self) -> anyhow::Result<()> {
         self.prover.end();
         self.web.end();
@@ -649,7 +658,8 @@ impl Supervisor {
         self.parker.end();
         self.historian.end();
         self.enroller.end();
-        // All that must not be lost was written when it was decided.
+        // If this write fails, little is lost, such as the latest bills: changes and new members were written before
+        // they took effect.
         self.write_state();
         let workers = self.registry.groups.values().filter(|g| g.worker.is_some()).count();
         if self.options.stop_workers {

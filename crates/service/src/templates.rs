@@ -1,16 +1,18 @@
-//! Templates of groups: who may have one loaded, and what may be one (`api::template`).
+//! Answers questions about templates of groups: who may load one into a group's pool, and which file may be one
+//! (`api::template`).
 //!
 //! | the kernel's fact | so |
 //! |---|---|
-//! | nobody can write the file any more, and it keeps its size (seals) | a member that maps it has what it had at first |
-//! | the file has the name of the group's pool | `audit`, and the check of a member that joins, know its mappings |
-//! | it is no file of another group's pool or templates | no frame is mapped by two groups |
+//! | nobody can write the file any more, and it keeps its size (seals) | a member that maps it finds the same content for ever |
+//! | the file has the name of the group's pool | `audit`, and the check of a process that joins, recognize its mappings |
+//! | it is no file of another group's pool or templates | no page frame is mapped by members of two groups |
 //!
-//! A worker cannot load a template. A template that only a worker knows, after a supervisor was killed, has no name, so
-//! no member is given it. The slots of a template are never filled again. So a member that lies about mapping one
-//! claims savings that are not there, and no more.
+//! A worker cannot load a template. If a supervisor is killed and only the worker still has a template, the template
+//! has no name any more, so it is given to no further member. The slots of a template are never filled again. So a
+//! member that falsely claims to map one only adds savings to the report that do not exist.
 //!
-//! A worker is told of a template before any member that comes later, and keeps it until the last one that maps it is gone.
+//! A worker is told of a template before it gets any member that joins later, and keeps the template until no member
+//! maps it.
 
 use super::group::Group;
 use super::handed::AboutTemplates;
@@ -25,7 +27,7 @@ use page::PoolSlot;
 use rustix::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
-/// Answers a question, and does what it asks for.
+/// Does what a question about templates asks for, if its user may, and answers it.
 pub fn answer(registry: &mut Registry, about: AboutTemplates) {
     let AboutTemplates { question, file, asker, uid } = about;
     let (reply, file) = served(registry, &question, file, uid).unwrap_or_else(|why| (Reply::Refused(why), None));
@@ -101,8 +103,8 @@ fn load(registry: &mut Registry, group: &str, name: &str, file: &ForeignFile, ui
         return Err("the file is a part of a pool already: a template is of one group, under one name".into());
     }
     let group = registry.group(group);
-    // Empty pages count: the kernel fills them when a member writes there. Templates that are unloaded and still mapped
-    // count, too.
+    // Empty pages of the file count, because the kernel allocates them when a member reads or writes there. Templates
+    // that are unloaded and still mapped count, too.
     let of_templates = group.segments.iter().filter(|(info, _)| info.number >= PoolSlot::FIRST_TEMPLATE);
     let slots = of_templates.fold(u64::from(sealed.slots), |sum, (info, _)| sum.saturating_add(info.slots.into()));
     let (needed, most) = (page::pages_to_bytes(slots), group.pool_limit().bytes);

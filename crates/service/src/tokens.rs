@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use toml::Spanned;
 
-/// Longest file, in bytes: with it, the setup of the web side fits into a message.
+/// Longest file of tokens: 32 KiB, so that the message to the web side, which has all tokens, is not too long.
 const MOST_BYTES: u64 = 32 << 10;
 
 #[derive(Deserialize)]
@@ -89,7 +89,8 @@ fn parse(text: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// The parser's complaint, without quoted words of the file, which may be secrets.
+/// The parser's error message without words that are long enough to be tokens: it quotes the file, and must not show
+/// secrets.
 fn without_secrets(complaint: &str) -> String {
     let plain = complaint.replace('\n', ", ");
     let is_long = |word: &&str| word.len() >= LEAST_TOKEN_CHARS;

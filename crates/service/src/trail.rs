@@ -1,4 +1,4 @@
-//! Lines of the service's in its journal: who has changed what, from what to what.
+//! The lines that the service writes to its journal: who has changed what, with the old and the new value.
 //!
 //! ```text
 //!   a user who may --> a place for a line? --no--> refused, with the reason
@@ -8,8 +8,9 @@
 //!
 //! No line is left out, and none is merged with another. No user can fill the journal until lines of others are
 //! dropped. A user has [`MOST_AN_HOUR`] lines an hour, and so has the bearer of a token. Root and the service's own
-//! user have no bound. While lines wait that cannot be written, others change nothing; these two do, until
-//! [`MOST_WAITING`] wait: a full disk must not keep folding on.
+//! user have no bound. While lines wait that cannot be written, all other users are refused changes. These two may
+//! still make changes until [`MOST_WAITING`] lines wait, so that a full disk does not keep them from turning folding
+//! off.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -27,14 +28,14 @@ use std::time::{Duration, Instant};
 const MOST_AN_HOUR: u32 = 600;
 /// The time for which lines are counted: 1 h.
 const HOUR: Duration = Duration::from_secs(3600);
-/// Most users and tokens whose lines are counted.
+/// Most users and tokens whose lines are counted at a time. Meanwhile, changes by any further user are refused.
 const MOST_COUNTED: usize = 1024;
-/// Most lines that wait until nobody changes anything.
+/// Number of waiting lines from which on root's changes are refused, too.
 const MOST_WAITING: usize = 4096;
-/// Most bytes of lines that are read at once: 32 KiB. An answer has room for them.
+/// Most bytes of the journal that one answer has: 32 KiB.
 const MOST_READ: usize = 32 << 10;
 
-/// A change of settings, as a line tells it: those that are others than before.
+/// The fields of a journal line about a change of settings: the settings that differ, before and after.
 pub fn changed(group: &str, before: &Settings, after: &Settings) -> Value {
     let printed = |settings| serde_json::to_value(Printed::from(settings)).unwrap_or_default();
     let (before, after) = (printed(before), printed(after));
@@ -46,7 +47,7 @@ pub fn changed(group: &str, before: &Settings, after: &Settings) -> Value {
     json!({ "group": group, "from": only(&before), "to": only(&after) })
 }
 
-/// An object with the fields of another one, too.
+/// Adds the fields of a second JSON object to the first.
 pub fn with(mut object: Value, more: Value) -> Value {
     if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
         object.extend(more);
@@ -54,7 +55,7 @@ pub fn with(mut object: Value, more: Value) -> Value {
     object
 }
 
-/// The journal, and the lines that wait to be written there.
+/// The journal, and the lines that could not be written to it yet.
 pub struct Trail {
     journal: Journal,
     waiting: VecDeque<Line<Value>>,
@@ -74,7 +75,7 @@ fn counted_as(by: &By) -> Option<String> {
 }
 
 impl Trail {
-    /// The journal of a service in this directory. If the service manager has set a directory for logs
+    /// The journal of a service in this directory, to be kept. If the service manager has set a directory for logs
     /// (`LogsDirectory=`), the journal is there, so that it survives a restart of the host.
     pub fn kept(dir: &Path) -> Self {
         let logs = std::env::var_os("LOGS_DIRECTORY").filter(|logs| !logs.is_empty());
@@ -93,10 +94,11 @@ impl Trail {
         Self { journal, waiting: VecDeque::new(), problem: None, counted: BTreeMap::new() }
     }
 
-    /// Reserves a line of the caller's hourly number for a change that the caller is about to make.
+    /// Counts one line for a change that `by` is about to make.
     ///
     /// # Errors
-    /// No line can be reserved. The text says why.
+    /// The change must not be made, because its author has made too many within the hour, or the journal cannot be
+    /// written. The text says why.
     pub fn place(&mut self, by: &By, now: Instant) -> Result<(), String> {
         self.flush();
         let key = counted_as(by);
@@ -156,7 +158,7 @@ impl Trail {
         self.problem.as_ref().map(|problem| format!("the journal cannot be written: {problem}; {}", lost()))
     }
 
-    /// Lines behind a place.
+    /// The lines of the journal after the place `after`, as many as an answer has room for.
     ///
     /// # Errors
     /// They cannot be read.
@@ -197,12 +199,12 @@ mod tests {
     fn line_that_cannot_be_written_waits_and_others_than_root_change_nothing_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
         let mut trail = Trail::new(dir.path());
-        // In place of the journal's directory, there is a file.
+        // A file at the path of the journal's directory keeps lines from being written.
         fs::write(dir.path().join("journal"), "").unwrap();
         trail.write(user(0), "settings_changed", json!({ "group": "acme" }));
         assert!(trail.problem().unwrap().contains("1 lines wait"));
         assert!(trail.place(&user(4242), Instant::now()).unwrap_err().contains("cannot be written"));
-        // A full disk must not keep folding on.
+        // Root may still make changes, to turn folding off for example, until too many lines wait.
         assert!(trail.place(&user(0), Instant::now()).is_ok());
         (1..MOST_WAITING).for_each(|_| trail.write(user(0), "settings_changed", json!({ "group": "beta" })));
         assert!(trail.place(&user(0), Instant::now()).unwrap_err().contains("cannot be written"));

@@ -1,4 +1,4 @@
-//! Troubles of the service itself, as long as they last: what is wrong, and what is lost by it.
+//! Troubles of the service itself, as long as they last: what is wrong, and what does not work because of it.
 //!
 //! | trouble | found |
 //! |---|---|
@@ -22,10 +22,11 @@ pub const PROVER: &str = "no_prover";
 /// Name of the trouble with rules.
 pub const ENROL: &str = "rules_not_carried_out";
 
-/// Time without a prover that is no trouble: 5 s, as it is started again at once.
+/// Time without a prover from which on that counts as a trouble: 5 s. One that has ended is usually started again
+/// sooner.
 const PROVER_TIME: Duration = Duration::from_secs(5);
 
-/// The troubles.
+/// The troubles that the service has at present.
 #[derive(Debug, Default)]
 pub struct Troubles {
     now: BTreeMap<&'static str, String>,
@@ -33,7 +34,7 @@ pub struct Troubles {
 }
 
 impl Troubles {
-    /// Notes that a trouble is there, or is over.
+    /// Notes that a trouble is there, with its description, or that it is over (`None`).
     pub fn set(&mut self, trouble: &'static str, detail: Option<String>) {
         match detail {
             Some(detail) => _ = self.now.insert(trouble, detail),

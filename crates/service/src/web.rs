@@ -1,13 +1,14 @@
-//! The service's web side, `pagefold-web`, kept running. Only a service whose configuration has `[api]` has one.
+//! Keeps the service's web side running, the program `pagefold-web`, which answers HTTP requests. Only a service whose
+//! configuration has `[api]` has one.
 //!
 //! ```text
 //!   no [api] --> none
 //!   sockets made --> kept running (kept.rs), always on the same sockets
 //! ```
 //!
-//! Its sockets are the supervisor's, so that nobody is refused while it is started again. It gets copies, and the
-//! tokens, by its standard input (`api::setup`), and runs as a user of its own. `registry.rs` decides which questions
-//! this user may ask.
+//! The supervisor keeps the listening sockets open, so that nobody is refused while the web side is started again. The
+//! web side gets copies of them, and the tokens, by its standard input (`api::setup`). In root's service it runs as a
+//! user of its own. `registry.rs` decides which questions this user may ask.
 
 use super::config::Api;
 use super::helper;
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 
 /// The web side's program.
 const PROGRAM: &str = "pagefold-web";
-/// Time for the web side of a killed supervisor to end: 2 s.
+/// Time for the web side of a killed supervisor to end and free the address: 2 s.
 const PREDECESSOR: Duration = Duration::from_secs(2);
 
 /// The web side.
@@ -40,7 +41,7 @@ pub struct Web {
     /// The path of the web side's Unix socket.
     path: PathBuf,
     setup: Setup,
-    /// Its process, with the socket through which it is told its setup.
+    /// The web side's process, with the socket through which it is told its setup.
     kept: Kept<Seqpacket>,
 }
 
@@ -79,7 +80,7 @@ impl Web {
         Ok(web)
     }
 
-    /// Takes over tokens and rights, and tells the web side.
+    /// Takes over the tokens and rights of a configuration, and tells the web side.
     pub fn set(&mut self, api: &Api) {
         (self.setup.control, self.setup.tokens) = (api.control, api.tokens.clone());
         self.setup.sockets.clear();
@@ -150,7 +151,7 @@ impl Web {
     }
 }
 
-/// A Unix socket for its owner, and for a group of users if that is given.
+/// A listening Unix socket to which its owner may connect, and the users of `group` if that is given.
 fn unix_socket(path: &Path, group: Option<u32>) -> anyhow::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if !std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()) => {

@@ -1,4 +1,4 @@
-//! One worker process, and the connection to it.
+//! The worker process of a group, and the supervisor's connection to it.
 
 use super::helper::Held;
 use super::kept::spawn;
@@ -16,23 +16,23 @@ use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Most orders that may wait for a worker that does not read.
+/// Most orders that are kept for a worker that does not read. Further ones are not sent.
 const MOST_WAITING: usize = 4096;
 
-/// An order, and the files that go with it.
+/// An order that was not sent yet, encoded, and the files that go with it.
 type Waiting = (Vec<u8>, Vec<Rc<dyn AsFd>>);
 
 /// A running worker.
 pub struct Worker {
-    /// Its process.
+    /// The worker's process.
     pub process: ProcessId,
-    /// When it was started or adopted.
+    /// When this supervisor started or adopted the worker.
     pub since: Instant,
-    /// Whether an earlier supervisor started it.
+    /// Whether an earlier supervisor started the worker.
     pub adopted: bool,
-    /// Whether it has sent `Adopted`.
+    /// Whether the worker has sent [`News::Adopted`], its first message. It is sent no orders before.
     pub heard: bool,
-    /// Its own control group, where it has one.
+    /// The control group that holds the worker alone; `None` if it could not be made.
     pub home: Option<CgroupHome>,
     socket: Seqpacket,
     waiting: VecDeque<Waiting>,
@@ -46,7 +46,7 @@ impl Worker {
     /// it has no control group of its own.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The worker cannot be started.
     pub fn start(
         program: &Held,
         place: &Place,
@@ -79,10 +79,11 @@ impl Worker {
         })
     }
 
-    /// Connects to the worker of `group` that an earlier supervisor started; `None` if there is none any more.
+    /// Connects to the worker of `group` that an earlier supervisor started; `None` if nobody listens at its socket any
+    /// more.
     ///
     /// # Errors
-    /// The socket is there but cannot be used.
+    /// The kernel does not tell who listens at the socket.
     pub fn adopt(place: &Place, group: &str) -> anyhow::Result<Option<Self>> {
         let path = place.worker_socket(group);
         let Ok(socket) = connect(&path) else {
@@ -103,8 +104,8 @@ impl Worker {
         }))
     }
 
-    /// Sends an order and copies of `files`, at once or when the worker has read the orders before. `false` when too
-    /// many orders wait.
+    /// Sends an order and copies of `files`, at once or when the worker has read the orders before. Returns `false` if
+    /// too many orders wait.
     pub fn send(&mut self, order: &Order, files: Vec<Rc<dyn AsFd>>) -> bool {
         if self.waiting.len() >= MOST_WAITING {
             return false;
@@ -114,7 +115,8 @@ impl Worker {
         true
     }
 
-    /// Sends waiting orders. If the worker has gone, reading finds that out.
+    /// Sends waiting orders, as far as the worker reads them. An error is ignored here: [`Self::receive`] reports that
+    /// the worker has gone.
     pub fn flush(&mut self) {
         while let Some((frame, files)) = self.waiting.front() {
             let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
@@ -130,10 +132,10 @@ impl Worker {
         !self.waiting.is_empty()
     }
 
-    /// Its next message, with the files that came along.
+    /// The worker's next message, with the files that came along; `None` if none has come.
     ///
     /// # Errors
-    /// It has gone, or sent something that is no message.
+    /// The worker has gone, or has sent something that is no message.
     pub fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<(News, Vec<ForeignFile>)>> {
         buffer.resize(CONTROL_BYTES, 0);
         let mut files = Vec::new();
@@ -155,8 +157,8 @@ impl Worker {
     }
 }
 
-/// Connects to a worker. The worker may be compromised: by files that it has sent, it can make a thread that closes
-/// this socket wait.
+/// Connects to a worker. The worker may be compromised: closing this socket may block on files that the worker has
+/// sent, so another thread closes it.
 fn connect(path: &Path) -> host::Result<Seqpacket> {
     Ok(Seqpacket::from_stranger(Seqpacket::connect(path)?.into()))
 }

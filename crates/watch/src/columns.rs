@@ -1,4 +1,5 @@
-//! The columns of each level: their widths, cells and order.
+//! The columns of the table for groups, members and processes (its levels): their headings, widths and cells, and which
+//! of them fit into the terminal.
 
 use crate::figures::Figures;
 use crate::frame::{Group, Member, Process};
@@ -6,7 +7,7 @@ use crate::plain::{known, percent, signed, size};
 use cli::size::count;
 use std::cmp::Ordering;
 
-/// A level of facts.
+/// What the rows of the table are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Groups.
@@ -28,33 +29,33 @@ pub enum Item<'a> {
     Process(&'a Process),
 }
 
-/// The value by which a column orders rows.
+/// The value by which rows are sorted if the user sorts by a column.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// A text, from A to Z.
     Text(&'a str),
-    /// A number; `None` is the least.
+    /// A number; `None`, if it is not known, is less than any other.
     Number(Option<f64>),
 }
 
 /// A column.
 pub struct Column {
-    /// Its heading.
+    /// The column's heading.
     pub head: &'static str,
-    /// Its meaning, for the help.
+    /// The column's meaning, as the help shows it.
     pub what: &'static str,
-    /// Its least width, in cells.
+    /// The column's least width, in cells of the terminal.
     pub least: u16,
-    /// Its place in the order in which columns are shown where there is little room: the least first.
+    /// How soon the column is left out if the terminal is narrow: the highest number first.
     pub rank: u8,
-    /// The cell of a row.
+    /// Makes the text of the column's cell in a row.
     pub cell: fn(Item<'_>) -> String,
-    /// The value that orders a row.
+    /// The value by which a row is sorted.
     pub value: for<'a> fn(Item<'a>) -> Value<'a>,
 }
 
 impl Column {
-    /// Whether its cells are texts, which stand at the left.
+    /// Whether the column has texts, which are aligned at the left, and not numbers.
     pub fn is_text(&self) -> bool {
         matches!(self.head, "GROUP" | "MEMBER" | "STATE" | "RATE")
     }
@@ -76,7 +77,7 @@ impl Value<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// Its figures.
+    /// The row's figures.
     pub const fn figures(self) -> &'a Figures {
         match self {
             Self::Group(one) => &one.figures,
@@ -85,7 +86,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Its group's service and name.
+    /// The directory of the group's service, and the group's name.
     pub fn group(self) -> (&'a str, &'a str) {
         match self {
             Self::Group(one) => (&one.service, &one.group),
@@ -94,7 +95,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Its own name.
+    /// The name of the row's group, member or process.
     pub fn name(self) -> &'a str {
         match self {
             Self::Group(one) => &one.group,
@@ -103,7 +104,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Its state, and more about it.
+    /// The row's state, and the reason for it, which may be empty.
     pub fn state(self) -> (&'a str, &'a str) {
         match self {
             Self::Group(one) => (one.state, &one.reason),
@@ -132,7 +133,7 @@ fn of_process<T>(item: Item<'_>, figure: impl Fn(&Process) -> Option<T>) -> Opti
     if let Item::Process(process) = item { figure(process) } else { None }
 }
 
-/// A column of a size.
+/// A column with a size in bytes, which is a field of [`Figures`].
 macro_rules! sized {
     ($head:literal, $rank:literal, $field:ident, $what:literal) => {
         Column {
@@ -146,7 +147,7 @@ macro_rules! sized {
     };
 }
 
-/// A column with a number that rows of one level alone have, such as a group's members.
+/// A column with a number that only rows of one level have, such as the number of a group's members.
 macro_rules! counted {
     ($head:literal, $least:literal, $rank:literal, $of:ident, $figure:expr, $words:expr, $what:literal) => {
         Column {
@@ -297,19 +298,19 @@ pub fn of(level: Level) -> &'static [Column] {
     }
 }
 
-/// A column that is shown: its number, and its width in cells.
+/// A column that is shown: its index among the level's columns, and its width in cells.
 pub type Shown = (usize, u16);
 
-/// Cells between two columns.
+/// Number of empty cells between two columns in a table of this width.
 pub const fn gap(width: u16) -> u16 {
     if width < 100 { 1 } else { 2 }
 }
 
-/// Widest first column, in cells.
+/// Greatest width of the column with names, in cells. Longer names are cut off.
 const MOST_NAME: u16 = 48;
 
-/// The columns that find room in so many cells. Names get what they need of the rest, `longest` cells at most, and
-/// states all that is left.
+/// The columns that fit into `width` cells. Of the cells that are left, the first column of texts gets what the longest
+/// name needs (`longest` cells), and the last column gets all others.
 pub fn shown(level: Level, width: u16, longest: u16) -> Vec<Shown> {
     let columns = of(level);
     let mut ranked: Vec<usize> = (0..columns.len()).collect();

@@ -1,16 +1,16 @@
-//! Words about the row under the cursor.
+//! The text below the table about the row under the cursor.
 
 use crate::columns::Item;
 use crate::frame::{Frame, Group, Member, Process};
 use crate::plain::{known, size};
 use cli::size::count;
 
-/// Most names of members that are listed.
+/// Most names of members that the text lists.
 const MOST_NAMES: usize = 40;
-/// Most processes that are listed.
+/// Most pids that the text lists.
 const MOST_PIDS: usize = 20;
 
-/// All words about a row, on some lines.
+/// The text about a row, in several lines.
 pub fn of(item: Item<'_>, frame: &Frame) -> String {
     match item {
         Item::Group(group) => of_group(group),
@@ -48,7 +48,7 @@ fn listed<T: ToString>(all: &[T], most: usize) -> String {
     format!("{}{more}", words.join(", "))
 }
 
-/// Members with pages in the same pool, by name.
+/// Names of the other members that have pages in the same pool.
 fn sharers<'a>(member: &Member, frame: &'a Frame) -> Vec<&'a str> {
     let same = |other: &&Member| (&other.service, &other.group) == (&member.service, &member.group);
     let shares = |other: &&Member| other.member != member.member && other.figures.folded_bytes.unwrap_or(0) > 0;

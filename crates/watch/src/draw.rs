@@ -1,4 +1,5 @@
-//! The picture: head, table, details and keys, as cells of a buffer.
+//! Draws the picture into a buffer of cells: lines above the table, the table, details of the row under the cursor, and
+//! a line with keys.
 
 use crate::columns::{self, Column, Item, Level, Shown};
 use crate::details;
@@ -14,11 +15,11 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Span;
 use ratatui::widgets::{Paragraph, Widget, Wrap};
 
-/// Lines below the table about the row under the cursor.
+/// Number of lines below the table about the row under the cursor.
 const DETAIL_LINES: u16 = 4;
-/// Least lines of a picture with details.
+/// Least height of a picture that has details of the row under the cursor, in lines.
 const LEAST_WITH_DETAILS: u16 = 16;
-/// Keys in the last line.
+/// The last line, if there is no message in it.
 const KEYS: &str = "Enter open  Esc back  Tab level  / filter  <> order  r rate  f fold  ? help  q";
 
 /// The styles of a picture. Without colour, it has only bold, dim and reversed letters.
@@ -29,7 +30,7 @@ pub struct Paint {
 }
 
 impl Paint {
-    /// A style with this colour of letters, or without.
+    /// A style with letters of this colour, if colours may be used.
     fn letters(self, colour: Color) -> Style {
         if self.colour { Style::new().fg(colour) } else { Style::new() }
     }
@@ -46,14 +47,14 @@ impl Paint {
     }
 }
 
-/// Puts a line of text, which is cut off at the end of the area.
+/// Draws a line of text, which is cut off at the right edge of the area.
 fn put(buffer: &mut Buffer, area: Rect, y: u16, text: &str, style: Style) {
     if y < area.bottom() {
         buffer.set_stringn(area.x, y, text, usize::from(area.width), style);
     }
 }
 
-/// Draws everything.
+/// Draws the whole picture.
 pub fn picture(frame: &Frame, view: &mut View, area: Rect, buffer: &mut Buffer, paint: Paint) {
     if area.is_empty() {
         return;
@@ -90,7 +91,8 @@ fn last_line(view: &View, area: Rect, buffer: &mut Buffer) {
     put(buffer, area, area.y, &words, Style::new().add_modifier(style));
 }
 
-/// The lines above the table: the one figure, totals, and troubles.
+/// The lines above the table: how many more guests fit, with the time of day; sums over all groups; and troubles of
+/// services, if there are any.
 fn head(frame: &Frame, at: Option<Item<'_>>, width: u16, paint: Paint) -> Vec<(String, Style)> {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let clock = clock(frame);
@@ -107,19 +109,21 @@ fn head(frame: &Frame, at: Option<Item<'_>>, width: u16, paint: Paint) -> Vec<(S
     lines
 }
 
-/// The first of some wordings, the longest first, that has so many characters at most.
+/// The first of several wordings, of which the longest comes first, that has at most `most` characters. If all are
+/// longer, it is the last one.
 fn fitting(wordings: &[String], most: usize) -> String {
     let last = wordings.last().cloned().unwrap_or_default();
     wordings.iter().find(|words| words.chars().count() <= most).cloned().unwrap_or(last)
 }
 
-/// The time of day of a frame.
+/// The time of day at which the frame's facts were read, in UTC.
 fn clock(frame: &Frame) -> String {
     let of_day = frame.unix_s % 86_400;
     format!("{:02}:{:02}:{:02} UTC", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
-/// The one figure: how many more guests fit that are like those of the row's group, or else of the first group that has one.
+/// Two wordings of how many more guests fit that are like those of the group of the row under the cursor, or else of
+/// the first group for which this is known.
 fn figure(frame: &Frame, at: Option<Item<'_>>) -> [String; 2] {
     let own = at.and_then(|item| frame.group(item.group().0, item.group().1));
     let fitted = |group: &&Group| group.fit.is_some();
@@ -141,7 +145,7 @@ fn figure(frame: &Frame, at: Option<Item<'_>>) -> [String; 2] {
     ]
 }
 
-/// Sums over all groups.
+/// Two wordings of the sums over all groups.
 fn totals(frame: &Frame) -> [String; 2] {
     let figures = || frame.groups.iter().map(|group| &group.figures);
     let saved = figures().filter_map(|f| f.saved_bytes).reduce(i64::saturating_add);
@@ -162,7 +166,7 @@ fn totals(frame: &Frame) -> [String; 2] {
     ]
 }
 
-/// The line about the place, the order and the filter.
+/// The line that says which rows the table shows, by which column they are sorted, and the filter.
 fn place(view: &View, frame: &Frame, shown: usize) -> String {
     let words = match view.level {
         Level::Groups => "Groups",
@@ -180,7 +184,7 @@ fn place(view: &View, frame: &Frame, shown: usize) -> String {
     format!("{words}{of}: {number}, by {head} {}{filter}{held}", if is_down { "down" } else { "up" })
 }
 
-/// Width of the longest name among these rows, in cells.
+/// Length of the longest name among these rows, in bytes, which are at least as many as its cells.
 fn longest(rows: &[Item<'_>]) -> u16 {
     rows.iter().map(|item| item.name().len()).max().unwrap_or(0).try_into().unwrap_or(u16::MAX)
 }
@@ -205,7 +209,7 @@ fn draw_table(view: &mut View, rows: &[Item<'_>], cursor: usize, area: Rect, buf
     }
 }
 
-/// The cells of a line, each with its column and its area.
+/// The cells of a line of the table: each column's index, the column, and the area of its cell.
 fn cells(level: Level, shown: &[Shown], area: Rect) -> impl Iterator<Item = (usize, &'static Column, Rect)> {
     let (gap, mut x) = (columns::gap(area.width), area.x);
     shown.iter().map(move |(number, width)| {
@@ -234,7 +238,7 @@ fn row(level: Level, shown: &[Shown], item: Item<'_>, area: Rect, buffer: &mut B
     }
 }
 
-/// Everything as text, with a line for each group and each member.
+/// The picture as plain text for an output that is no terminal, with a line for each group and each member.
 pub fn text(frame: &Frame, width: u16) -> String {
     let paint = Paint { colour: false };
     let mut text: String =

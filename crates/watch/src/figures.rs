@@ -1,11 +1,12 @@
-//! Figures of memory and work, and the rules by which they are made of services' answers.
+//! Computes figures of memory and of folding's work from services' answers.
 //!
 //! ```text
 //!   unique = anonymous page frames, by the kernel's counters
 //!   PSS    = unique + folded pages * (slots in use / pages that map one, of the whole group)
 //! ```
 //!
-//! A group's PSS is `unique` of its processes, and its pool. Files that processes map are in no figure.
+//! A group's PSS is the sum of `unique` over its processes, and the slots in use of its pool. No figure counts files
+//! that processes map.
 
 use api::control::{GroupReport, MemberReport};
 use page::pages_to_bytes;
@@ -32,14 +33,15 @@ pub struct Figures {
     pub cpu_percent: Option<f64>,
 }
 
-/// Counters from which rates are made.
+/// Counters of a group or process at one moment. Rates are computed from two of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// Pages that are broken, and those that were folded again after they had been.
+    /// Pages that are broken now, and pages that were broken and folded again since. This number grows by each page
+    /// that breaks, unless the page is released.
     pub broken_pages: u64,
-    /// Of those, pages that were folded again.
+    /// Of these, pages that were folded again.
     pub refolds: u64,
-    /// Processor time, in seconds.
+    /// Processor time of folding, in seconds.
     pub cpu_s: f64,
 }
 
@@ -57,7 +59,8 @@ impl Counted {
         Self { broken_pages, refolds, cpu_s: bill.worker_cpu_s + bill.agent_cpu_s }
     }
 
-    /// Bytes broken a second, and percent of a processor, since `before`. None if an agent has begun to count anew.
+    /// Bytes that broke a second, and percent of a processor that folding took, since `before`. `None` if the counters
+    /// were reset (an agent has connected anew), or no time has passed.
     fn rates(&self, before: &Self, seconds: f64) -> Option<(u64, f64)> {
         let is_anew =
             self.refolds < before.refolds || self.cpu_s < before.cpu_s || !seconds.is_normal() || seconds < 0.0;
@@ -67,13 +70,13 @@ impl Counted {
     }
 }
 
-/// The sum of what is known; `None` if nothing is.
+/// The sum of those figures that are known; `None` if none is.
 fn sum(figures: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     figures.flatten().reduce(u64::saturating_add)
 }
 
 impl Figures {
-    /// Figures of a process whose agent tells something.
+    /// The figures of a process. Those that its agent reports are `None` while no agent is connected.
     pub fn of_process(report: &MemberReport, group: &GroupReport) -> Self {
         let bytes = |pages: u64| report.connected.then(|| pages_to_bytes(pages));
         let part = u128::from(report.folded_pages).saturating_mul(group.slots.into());
@@ -90,7 +93,7 @@ impl Figures {
         }
     }
 
-    /// Figures of a group. `processes` are those of its members.
+    /// The figures of a group. `processes` has the figures of its members' processes.
     pub fn of_group(report: &GroupReport, processes: &[Self]) -> Self {
         // A sum without the members that the report leaves out would be too small.
         let is_whole = report.members_left_out == 0;
@@ -122,7 +125,7 @@ impl Figures {
         }
     }
 
-    /// Adds the rates since `before`.
+    /// Adds the rates between two sets of counters, with `seconds` between them.
     pub fn with_rates(mut self, now: &Counted, before: Option<&Counted>, seconds: f64) -> Self {
         let rates = before.and_then(|before| now.rates(before, seconds));
         self.broken_bytes_per_s = rates.map(|(broken, _)| broken);

@@ -13,7 +13,7 @@ use api::shown::NO_AGENT;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// State of a process that its group's report has no room for.
+/// State of a process whose figures are not known, because its group's report has no room for it.
 const NOT_LISTED: &str = "not_listed";
 
 /// All facts.
@@ -131,7 +131,7 @@ pub struct Process {
     pub figures: Figures,
 }
 
-/// Counters of the look before, by service, group and process (0: the group itself).
+/// Counters in the services' last answers before, by service, group and pid (0: the group itself).
 type Before<'a> = HashMap<(&'a str, &'a str, u32), Counted>;
 
 fn counters(look: &Look) -> Before<'_> {
@@ -147,14 +147,14 @@ fn counters(look: &Look) -> Before<'_> {
     counters
 }
 
-/// Counters of the look before, and the time since then.
+/// Counters in the services' last answers before, and the time since then.
 struct Times<'a> {
     before: Before<'a>,
     seconds: f64,
 }
 
 impl Frame {
-    /// The facts of a look, with rates since an earlier one.
+    /// Makes a frame of the services' answers, with rates since earlier answers.
     pub fn of(look: &Look, before: Option<&Look>) -> Self {
         let seconds = before.map_or(0.0, |before| look.at_ms.saturating_sub(before.at_ms) as f64 / 1000.0);
         let times = Times { before: before.map(counters).unwrap_or_default(), seconds };
@@ -183,13 +183,13 @@ impl Frame {
         self.processes.extend(processes);
     }
 
-    /// The group of this name.
+    /// The group of this name, of the service in this directory.
     pub fn group(&self, service: &str, name: &str) -> Option<&Group> {
         self.groups.iter().find(|group| group.service == service && group.group == name)
     }
 }
 
-/// A group whose state could not be had.
+/// A group whose state the service did not tell, with the reason.
 fn silent(service: &Answers, line: &GroupLine) -> Group {
     let why = service.silent.iter().find(|(name, _)| *name == line.name);
     Group {
@@ -233,7 +233,7 @@ fn group(dir: &str, state: &GroupState, processes: &[Process], members: usize, t
     }
 }
 
-/// A group's state in a word, the worst first, and more about it.
+/// A group's state in one word, and the reason. If several states hold, it is the worst.
 fn state_of(state: &GroupState) -> (&'static str, String) {
     let report = &state.report;
     if let Some(why) = &report.waits_for_room {
@@ -266,7 +266,8 @@ fn process(
     times: &Times<'_>,
 ) -> Process {
     let told = |figure: u64| report.connected.then_some(figure);
-    // A member that the report has no room for looks like one without an agent.
+    // A member for which the report has no room seems to have no agent. But its agent has connected before, and the
+    // report says that members were left out.
     let is_left_out =
         state.report.members_left_out > 0 && report.state == NO_AGENT && line.is_some_and(|l| l.connected);
     let (state_word, reason) = match (is_left_out, report.state.as_str()) {
@@ -293,7 +294,7 @@ fn process(
     }
 }
 
-/// Members that nobody forked, in the order in which their first processes are listed.
+/// The members that no member has forked, each with its forked children, in the order of their names.
 fn members(
     processes: &[Process],
     report: &GroupReport,

@@ -1,4 +1,4 @@
-//! Effects of keys. A key changes the view; a change of a group is left to the caller.
+//! What keys do. A key changes the view. If it asks to quit or to change a group, this is returned to the caller.
 
 use crate::frame::Frame;
 use crate::view::{GroupKey, Mode, View};
@@ -6,7 +6,7 @@ use api::change::Change;
 use api::control::Fold;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// Rows by which PgUp and PgDn move.
+/// Number of rows by which PgUp and PgDn move the cursor.
 const PAGE: isize = 10;
 
 /// Keys and their meanings, for the help.
@@ -22,7 +22,7 @@ pub const HELP: [(&str, &str); 9] = [
     ("q, Ctrl-C", "quit"),
 ];
 
-/// Something that a key asks of the caller.
+/// What a key asks the caller to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
     /// Leave.
@@ -31,7 +31,7 @@ pub enum Act {
     Change(GroupKey, Change),
 }
 
-/// Takes a key.
+/// Handles a key. Returns what the caller has to do; `None` if the key only changes the view.
 pub fn press(view: &mut View, frame: &Frame, key: KeyEvent) -> Option<Act> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return (key.code == KeyCode::Char('c')).then_some(Act::Quit);

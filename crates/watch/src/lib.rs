@@ -1,28 +1,28 @@
-//! `pagefold top`: guests and groups as an operator watches them.
+//! `pagefold top`: shows groups, members and processes in a terminal, and refreshes them.
 //!
 //! ```text
-//!   services --look--> Look: their answers, as they were given
+//!   services --look--> Look: their answers, unchanged
 //!                        |
-//!                      Frame: facts of groups, members, processes; rates since the look before    (--json)
+//!                      Frame: facts of groups, members, processes; rates since the answers before (--json)
 //!                        |
 //!   keys ------------> View: level, scope, order, filter, cursor, dialogs
 //!     |                  |
 //!     v                draw: cells of a buffer                                    (a terminal; --once: text)
-//!   Act: a change of settings, that the service takes or refuses
+//!   Act: a change of settings, which the service makes or refuses
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
 //! | `look` | questions to the services, and their answers |
-//! | `frame`, `figures` | facts in one shape, and the sums of which they are made |
+//! | `frame`, `figures` | facts of all services in one form, and how they are computed |
 //! | `columns` | the columns of each level: their widths, cells and order |
 //! | `view`, `keys` | the part of the facts that is shown; effects of keys |
-//! | `draw`, `details`, `popup` | the picture |
-//! | `plain` | sizes and strangers' texts, short and harmless |
-//! | `screen` | the terminal, and the thread that asks |
+//! | `draw`, `details`, `popup` | drawing the picture |
+//! | `plain` | short texts for sizes, and texts from services made harmless |
+//! | `screen` | the terminal, and the thread that asks services |
 //!
-//! Everything comes from the services' control sockets, and changes go there. So the program can do nothing that another
-//! client of the same user could not.
+//! All facts come from the services' control sockets, and all changes are asked for there. So the program has no more
+//! rights than any other client of the same user.
 #![forbid(unsafe_code)]
 
 pub mod columns;
@@ -45,21 +45,22 @@ use frame::Frame;
 use look::Look;
 use std::time::{Duration, Instant};
 
-/// Width of a picture that no terminal shows, in columns.
+/// Width of the picture if the output is no terminal, in columns.
 const PLAIN_COLUMNS: u16 = 160;
 
-/// A call of `pagefold top`.
+/// The options of `pagefold top`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The services.
+    /// Which services the caller means.
     pub meant: Meant,
-    /// Time between two looks; zero: one look and no rates, for a single picture.
+    /// Time between two rounds of questions to the services. Zero: for a single picture, they are asked once, and there
+    /// are no rates.
     pub every: Duration,
-    /// Whether one picture, or one object, is enough.
+    /// Whether to print one picture, or one JSON object, and end.
     pub once: bool,
     /// Whether to print JSON.
     pub json: bool,
-    /// Whether to print the answers of services to two looks, as the tests of this crate read them.
+    /// Whether to ask services twice and print their answers as JSON, which the tests of this crate read.
     pub raw: bool,
     /// Whether colours may be used.
     pub colour: bool,
@@ -88,7 +89,7 @@ pub fn run(options: &Options) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A frame with the rates of one interval, and the look of which it was made.
+/// A frame with rates over [`Options::every`], and the answers that it was made of.
 fn rated(options: &Options, began: Instant) -> anyhow::Result<(Frame, Look)> {
     let first = Look::take(&options.meant, began)?;
     if options.every.is_zero() {
@@ -99,7 +100,7 @@ fn rated(options: &Options, began: Instant) -> anyhow::Result<(Frame, Look)> {
     Ok((Frame::of(&second, Some(&first)), second))
 }
 
-/// Prints an object a line, or one alone.
+/// Prints a JSON object in a line again and again, or with [`Options::once`] a single one.
 fn print_json(options: &Options, began: Instant) -> anyhow::Result<()> {
     let (frame, mut before) = rated(options, began)?;
     if options.once {

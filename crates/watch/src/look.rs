@@ -1,4 +1,4 @@
-//! Questions to services, and their answers as they were given.
+//! Asks services about all of their groups and members, and keeps their answers.
 
 use anyhow::bail;
 use api::ask::{GroupLine, GroupState, MemberLine, Trouble};
@@ -16,11 +16,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// The answers of all services at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Look {
-    /// Milliseconds since the program began to look.
+    /// Milliseconds from the start of the program to these answers.
     pub at_ms: u64,
     /// The date, in seconds since 1970.
     pub unix_s: u64,
-    /// By service.
+    /// The answers of each service.
     pub services: Vec<Answers>,
 }
 
@@ -41,14 +41,15 @@ pub struct Answers {
     pub silent: Vec<(String, String)>,
 }
 
-/// The reason for a member without an agent. A look at its process would need rights that a client of the service may lack.
+/// What is shown of a member without an agent: where to find the reason. To find it here, its process would have to be
+/// examined, which takes rights that a client of the service may lack.
 fn absent(group: &str, is_connected: bool) -> Option<shown::Look> {
     let why = || format!("no agent of it is connected; pagefold group show {group} tells why");
     (!is_connected).then(|| shown::Look { is_stopped: false, why: why(), fix: START_ITSELF.to_owned() })
 }
 
 impl Look {
-    /// Asks all services that the caller means. `began` is when the program began to look.
+    /// Asks all services that the caller means. `began` is when the program started.
     ///
     /// # Errors
     /// No service answers.

@@ -1,6 +1,8 @@
-//! Sizes and strangers' texts, short and harmless.
+//! Short texts for sizes, and texts from other processes made harmless: no character steers the terminal or moves other
+//! characters.
 
-/// Longest text of a stranger's that is shown, in characters. Names are shorter; reasons may not be.
+/// Longest text from another process that is shown, in characters. Names are shorter, but reasons may be longer, and
+/// are cut off.
 pub const MOST_TEXT: usize = 512;
 
 /// Whether letters of this script run from right to left, so that a terminal may reorder what stands beside them.
@@ -9,13 +11,14 @@ const fn is_right_to_left(c: char) -> bool {
         | '\u{10800}'..='\u{10fff}' | '\u{1e800}'..='\u{1efff}')
 }
 
-/// Whether a character has a cell of its own, steers nothing, and changes no character before it.
+/// Whether a character takes cells of its own, does not steer the terminal, and changes no character beside it.
 fn is_harmless(c: char) -> bool {
     let is_mark = matches!(c, '\u{300}'..='\u{36f}' | '\u{1ab0}'..='\u{1aff}' | '\u{20d0}'..='\u{20ff}');
     c == ' ' || c.is_ascii_graphic() || (!c.is_ascii() && c.is_alphanumeric() && !is_mark && !is_right_to_left(c))
 }
 
-/// `text` with a `?` for every other character than letters, figures and ASCII signs, and cut off at `most` characters.
+/// `text` with every character replaced by `?` that is no letter, no digit, no ASCII sign and no space, and cut off at
+/// `most` characters. If it is cut off, its last character is `~`.
 pub fn harmless(text: &str, most: usize) -> String {
     let mut chars = text.chars();
     let mut short: String = chars.by_ref().take(most).map(|c| if is_harmless(c) { c } else { '?' }).collect();
@@ -61,7 +64,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// A known figure in words, or `-`.
+/// A figure as text, or `-` if it is not known.
 pub fn known<T>(figure: Option<T>, words: impl Fn(T) -> String) -> String {
     figure.map_or_else(|| "-".to_owned(), words)
 }

@@ -1,4 +1,4 @@
-//! Boxes over the picture: help, choices, confirmations.
+//! Draws boxes over the picture: help, choices, confirmations.
 
 use crate::columns;
 use crate::frame::Frame;
@@ -24,7 +24,7 @@ pub fn draw(view: &View, frame: &Frame, area: Rect, buffer: &mut Buffer, edge: S
     };
     let width = area.width.min(MOST_COLUMNS);
     let inner = usize::from(width.saturating_sub(4)).max(1);
-    // A word that does not fit moves to the next line: one line more for each that is broken.
+    // An estimate of the lines after wrapping, because words that do not fit move to the next line.
     let lines: usize = words.lines().map(|line| 1 + line.chars().count() / inner).sum();
     let height = u16::try_from(lines + 2).unwrap_or(u16::MAX).min(area.height);
     let place = Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };

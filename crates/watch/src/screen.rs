@@ -1,4 +1,4 @@
-//! The terminal, and the thread that asks services while keys are taken.
+//! Shows the picture in the terminal and handles keys, while another thread asks the services.
 
 use crate::draw::{self, Paint};
 use crate::frame::Frame;
@@ -15,12 +15,12 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Shortest time between two looks: 200 ms.
+/// Shortest time between two rounds of questions to the services: 200 ms.
 pub const LEAST_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest wait for a key before answers are looked for: 200 ms.
+/// Longest wait for a key, after which new answers are shown: 200 ms.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// An answer of the thread that asks.
+/// A message of the thread that asks the services.
 enum Answer {
     /// The facts, or why there are none.
     Frame(anyhow::Result<Frame>),
@@ -30,7 +30,8 @@ enum Answer {
 
 type Wanted = (GroupKey, Change);
 
-/// Looks every so often, and in between makes the changes that are wanted. It ends when nobody listens any more.
+/// Asks the services again and again, with `every` in between, and has them make the changes that are `wanted`. It ends
+/// when the receiver of its messages is gone.
 fn ask(meant: &Meant, every: Duration, wanted: &Receiver<Wanted>, tell: &Sender<Answer>) {
     let began = Instant::now();
     let mut before: Option<Look> = None;
@@ -57,10 +58,10 @@ fn ask(meant: &Meant, every: Duration, wanted: &Receiver<Wanted>, tell: &Sender<
     }
 }
 
-/// Shows the picture until the user leaves.
+/// Shows the picture until the user quits.
 ///
 /// # Errors
-/// The first look fails, or the terminal cannot be used.
+/// No service answers at first, or the terminal cannot be used.
 pub fn run(meant: &Meant, every: Duration, paint: Paint) -> anyhow::Result<()> {
     let ((want, wanted), (tell, answers)) = (channel(), channel());
     let meant = meant.clone();
@@ -68,7 +69,8 @@ pub fn run(meant: &Meant, every: Duration, paint: Paint) -> anyhow::Result<()> {
         .name("look".to_owned())
         .spawn(move || ask(&meant, every, &wanted, &tell))
         .context("cannot start a thread")?;
-    // The first answer comes before the terminal is taken, so that an error stays to be read.
+    // The first answer is awaited before the terminal is switched to full screen, so that an error can still be read
+    // afterwards.
     let Answer::Frame(first) = answers.recv().context("the thread that asks has ended")? else {
         anyhow::bail!("the thread that asks answers what was not asked");
     };
@@ -116,7 +118,7 @@ fn show(
     Ok(())
 }
 
-/// Takes an answer; returns whether something else is to be shown.
+/// Handles a message of the thread that asks. Returns whether the picture has to be drawn anew.
 fn take(answer: Answer, frame: &mut Frame, view: &mut View) -> bool {
     match answer {
         Answer::Frame(_) if view.paused => return false,

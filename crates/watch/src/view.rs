@@ -1,4 +1,5 @@
-//! The part of the facts that is shown: level, scope, order, filter, cursor and dialogs.
+//! Which part of the facts is shown, and how: level (groups, members or processes), scope (of which group and member),
+//! order, filter, cursor and dialogs.
 //!
 //! ```text
 //!            Enter                Enter
@@ -12,59 +13,59 @@ use crate::frame::Frame;
 use api::change::{Change, ScanRate};
 use api::control::Fold;
 
-/// Longest text that is typed, in characters.
+/// Longest text that can be typed, in characters.
 const MOST_TYPED: usize = 64;
 
 /// A group: its service's directory, and its name.
 pub type GroupKey = (String, String);
 
-/// The purpose of keys.
+/// What typed keys are for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Mode {
     /// To move, and to begin something.
     #[default]
     Rows,
-    /// To type a filter. The text before is kept for an escape.
+    /// To type a filter. The filter before, which Esc restores.
     Filter(String),
-    /// To type a group's scan rate, with the reason why the text is none.
+    /// To type a group's scan rate: the text so far, and why the text that was entered is no scan rate.
     Rate(GroupKey, String, Option<String>),
-    /// To choose whether a group folds.
+    /// To choose whether a group folds: the choice so far.
     Fold(GroupKey, Fold),
-    /// To confirm a change, or not.
+    /// To confirm or cancel a change of a group, with the question that is shown.
     Confirm(GroupKey, Change, String),
-    /// To leave the help.
+    /// To close the help, which any key does.
     Help,
 }
 
-/// The state of what is shown.
+/// What is shown of the facts, and the dialog with the user.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The level.
+    /// Whether groups, members or processes are shown.
     pub level: Level,
     /// The group to which members and processes belong; `None`: all.
     pub group: Option<GroupKey>,
     /// The member to which processes belong; `None`: all.
     pub member: Option<String>,
-    /// The column that orders the rows of each level, and whether the greatest is first.
+    /// For each level, the column by which rows are sorted, and whether the greatest value comes first.
     pub orders: [(usize, bool); 3],
-    /// Text that a row must have; empty: any row is shown.
+    /// Text that a row must contain to be shown; empty: every row is shown.
     pub filter: String,
-    /// The purpose of keys.
+    /// What typed keys are for.
     pub mode: Mode,
-    /// The outcome of a change, or why there is no new look.
+    /// A message in the last line: the outcome of a change, or why the services do not answer.
     pub said: Option<String>,
-    /// Whether the picture stays as it is.
+    /// Whether new answers of the services are ignored, so that the picture stays as it is.
     pub paused: bool,
     /// Number of the first row that is shown.
     pub top: usize,
     cursor: usize,
-    /// Name of the row under the cursor, by which the cursor follows it.
+    /// Which row is under the cursor. The cursor follows this row when its place in the table changes.
     under: Option<(GroupKey, String)>,
 }
 
 impl Default for View {
     fn default() -> Self {
-        // By savings, the greatest first.
+        // Rows are sorted by savings, the greatest first.
         let saved = |level| columns::of(level).iter().position(|column| column.head == "SAVED").unwrap_or(0);
         let orders = [Level::Groups, Level::Members, Level::Processes].map(|level| (saved(level), true));
         Self {
@@ -90,7 +91,7 @@ fn key_of(item: Item<'_>) -> (GroupKey, String) {
 }
 
 impl View {
-    /// All rows of a level.
+    /// A view of all rows of a level.
     pub fn of(level: Level) -> Self {
         Self { level, ..Self::default() }
     }
@@ -111,7 +112,7 @@ impl View {
         }
     }
 
-    /// The rows that are shown, in order.
+    /// The rows that are shown: those in scope that contain the filter's text, sorted.
     pub fn rows<'a>(&self, frame: &'a Frame) -> Vec<Item<'a>> {
         let wanted = self.filter.to_lowercase();
         let mut rows = self.in_scope(frame);
@@ -125,28 +126,28 @@ impl View {
         rows
     }
 
-    /// The column that orders the rows, and whether the greatest is first.
+    /// The column by which the rows are sorted, and whether the greatest value comes first.
     pub const fn order(&self) -> (usize, bool) {
         self.orders[self.level as usize]
     }
 
-    /// Orders by a neighbouring column.
+    /// Sorts by another column, `by` columns further to the right.
     pub fn order_by_next(&mut self, by: isize) {
         let columns = columns::of(self.level);
         let order = &mut self.orders[self.level as usize];
         let last = columns.len().cast_signed();
         let next = (order.0.cast_signed() + by).rem_euclid(last).cast_unsigned();
-        // Names run from A to Z, figures from the greatest.
+        // Texts are sorted from A to Z, numbers from the greatest.
         *order = (next, !columns[next].is_text());
     }
 
-    /// Turns the order round.
+    /// Reverses the order of the rows.
     pub const fn invert(&mut self) {
         let order = &mut self.orders[self.level as usize];
         order.1 = !order.1;
     }
 
-    /// The number of the row under the cursor, which follows its row where that has moved.
+    /// The index of the row under the cursor. The cursor follows its row when the row has moved.
     pub fn cursor(&mut self, rows: &[Item<'_>]) -> usize {
         let is_under = |item: &Item<'_>| self.under.as_ref().is_some_and(|under| key_of(*item) == *under);
         let at = rows.get(self.cursor).filter(|item| is_under(item)).map(|_| self.cursor);
@@ -156,7 +157,7 @@ impl View {
         self.cursor
     }
 
-    /// Moves the cursor by so many rows.
+    /// Moves the cursor down by `by` rows, within the table.
     pub fn move_by(&mut self, rows: &[Item<'_>], by: isize) {
         let last = rows.len().saturating_sub(1);
         self.cursor = self.cursor(rows).saturating_add_signed(by).min(last);
@@ -189,7 +190,7 @@ impl View {
         }
     }
 
-    /// Ends the filter, or goes back to the level before, with the cursor where it was.
+    /// Clears the filter if there is one. Otherwise goes back to the level before, with the cursor where it was.
     pub fn back(&mut self) {
         if !self.filter.is_empty() {
             self.filter.clear();
@@ -209,7 +210,7 @@ impl View {
         }
     }
 
-    /// Shows the next level, of all groups.
+    /// Shows all rows of the next level: groups, members, processes, and groups again.
     pub fn next_level(&mut self) {
         let next = match self.level {
             Level::Groups => Level::Members,
@@ -219,14 +220,14 @@ impl View {
         self.show(next, None, None);
     }
 
-    /// Adds a typed character to a text.
+    /// Appends a typed character to a text, unless the text is too long.
     pub fn typed(text: &mut String, c: char) {
         if !c.is_control() && text.chars().count() < MOST_TYPED {
             text.push(c);
         }
     }
 
-    /// Asks for a confirmation of the rate that was typed.
+    /// Asks the user to confirm the scan rate that was typed, or shows why it is none.
     pub fn confirm_rate(&mut self, frame: &Frame, group: GroupKey, text: &str) {
         match text.parse::<ScanRate>() {
             Ok(rate) => {
@@ -240,7 +241,7 @@ impl View {
         }
     }
 
-    /// Asks for a confirmation of the choice whether a group folds.
+    /// Asks the user to confirm the choice whether a group folds.
     pub fn confirm_fold(&mut self, frame: &Frame, group: GroupKey, fold: Fold) {
         let folded = frame.group(&group.0, &group.1).map(|known| &known.figures);
         let sum = folded.and_then(|f| f.folded_bytes?.checked_add(f.zero_bytes?));
@@ -258,7 +259,8 @@ impl View {
     }
 }
 
-/// Whether a row has this text, in lower case, in one of its names or in its state.
+/// Whether a row contains a text in one of its names or in its state, or whether the text is its pid. Upper and lower
+/// case do not matter; `wanted` is in lower case.
 fn has(item: Item<'_>, wanted: &str) -> bool {
     let is_in = |text: &str| text.to_lowercase().contains(wanted);
     let others = match item {

@@ -1,10 +1,10 @@
-//! Callers and their rights.
+//! The callers of the web side, and their rights.
 //!
 //! | connection | token | may |
 //! |---|---|---|
 //! | Unix socket | none | see all groups; root and the service's own user may change settings, too |
 //! | any | a valid one | what the token gives |
-//! | any | another one | nothing |
+//! | any | an unknown one | nothing |
 //! | TCP | none | nothing |
 //!
 //! The file mode of the Unix socket says who can connect there. Where the service takes no changes over HTTP
@@ -29,7 +29,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// The peer's identity for the journal, without a token.
+    /// The peer, as the journal names it, without a token.
     fn by(self) -> By {
         match self {
             Self::User(uid) => By { user: Some(uid), ..By::default() },
@@ -38,7 +38,7 @@ impl Peer {
     }
 }
 
-/// The identity of a caller, by which connections, time and listeners are shared out.
+/// The identity of a caller. Connections, processor time and listeners to events are bounded for each identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallerId {
     /// A user.
@@ -50,7 +50,7 @@ pub enum CallerId {
 /// The groups that a caller sees; `None`: all.
 pub type Scope = Option<Arc<BTreeSet<String>>>;
 
-/// A caller that may see something.
+/// A caller with rights: it may see some groups at least.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// The caller's identity.
@@ -59,7 +59,7 @@ pub struct Caller {
     pub groups: Scope,
     /// Whether the caller may change settings of the groups that it sees.
     pub may_change: bool,
-    /// The caller's identity for the journal.
+    /// The caller, as the journal names it.
     pub by: By,
     /// The digest of the caller's token, if it has one.
     digest: Option<[u8; 32]>,
@@ -82,12 +82,13 @@ pub struct Access {
     control: bool,
     /// The service's own user.
     owner: u32,
-    /// Callers by the digest of their token. All digests have one length, and reveal nothing of the token.
+    /// Callers by the digest of their token. Comparing digests reveals nothing of a token, as all of them have the same
+    /// length.
     tokens: Vec<([u8; 32], Caller)>,
 }
 
 impl Access {
-    /// The rights that a setup gives, at the service of user `owner`.
+    /// The rights that the supervisor's setup gives in a service that runs as user `owner`.
     pub fn new(setup: &Setup, owner: u32) -> Self {
         let known = |token: &Token| {
             let digest = Sha256::digest(&token.token).into();
@@ -119,7 +120,8 @@ impl Access {
         }
     }
 
-    /// The bearer of a token. Every known digest is compared in full, so that the time taken reveals nothing.
+    /// The caller that an `Authorization` header with a known token identifies. The token's digest is compared with all
+    /// known digests, each in full, so that the time taken reveals nothing.
     fn bearer(&self, authorization: &[u8]) -> Option<Caller> {
         let (scheme, token) = authorization.split_at_checked("Bearer ".len())?;
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
@@ -136,8 +138,8 @@ impl Access {
         found.cloned()
     }
 
-    /// Whether a caller that was admitted under earlier rights still sees the same groups. Changes of other tokens do
-    /// not matter.
+    /// Whether a caller that was admitted under earlier rights still has its token, and the token still shows the same
+    /// groups.
     pub fn still_shows(&self, caller: &Caller) -> bool {
         let Some(digest) = caller.digest else { return true };
         let found = self.tokens.iter().find(|(known, _)| *known == digest);

@@ -1,16 +1,17 @@
-//! Questions to the supervisor, through its control socket, and answers that are kept for two seconds.
+//! Asks the supervisor through its control socket, and keeps each answer for two seconds.
 //!
 //! | age of the answer that is kept | a caller gets | the supervisor |
 //! |---|---|---|
-//! | up to 1 s | that | is not asked |
-//! | up to 2 s | that | is asked, for those who come later |
-//! | older, or an error | the next one | is asked |
+//! | up to 1 s | the kept answer | is not asked |
+//! | up to 2 s | the kept answer | is asked, for later callers |
+//! | older; an error from 1 s on | the next answer | is asked |
 //!
-//! However many callers ask, each question is asked at most once a second, and by one thread at a time. So callers load
-//! the supervisor no more than one person who watches would. A question goes on when the callers that wait for it leave.
+//! However many callers ask, each question is asked at most once a second, and by one thread at a time. So all callers
+//! together load the supervisor no more than one that asks every second. If the callers that wait for an answer leave,
+//! the question still runs to its end.
 //!
-//! Questions for which nobody waits are asked a few at a time. The workers of all groups would otherwise wake at the same
-//! moment, and take the processors from the answer that is being given.
+//! Questions for whose answers nobody waits are asked a few at a time. The workers of all groups would otherwise wake
+//! at the same moment, and take the processors from the answer that is being given.
 
 use api::ask::{GroupLine, GroupState, MemberLine, Trouble};
 use api::change::Change;
@@ -30,18 +31,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
-/// Ages of the supervisor's answers: 1 s, 2 s.
+/// How long the supervisor's answers are kept: a newer one is asked for after 1 s, and waited for after 2 s.
 const AGES: Ages = Ages { fresh: Duration::from_secs(1), good: Duration::from_secs(2) };
-/// Time for a group's figures in a list, after which the list does without them: 2 s.
+/// Longest wait for the figures of a group in a list, after which they are left out: 2 s.
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 /// Most questions asked at the same time while no caller waits for their answers.
 const TURNS: usize = 2;
-/// Time after which an unanswered question gives its turn to the next one: 100 ms.
+/// Time after which the next such question is asked, although this one is not answered yet: 100 ms.
 const TURN: Duration = Duration::from_millis(100);
 /// Reason shown for a member without an agent: this process may not read the member's `/proc` files.
 const WHY_ABSENT: &str = "no agent of it is connected; `pagefold group show` tells root why";
 
-/// The look at a member's process, which this process has no right to.
+/// Why a member's agent does nothing, for [`shown::complete`]. This process may not examine the member's process, so it
+/// is the same reason for every member without an agent.
 fn look(_: u32, is_connected: bool) -> Option<shown::Look> {
     let absent =
         || shown::Look { why: WHY_ABSENT.into(), fix: api::member_words::START_ITSELF.into(), ..Default::default() };
@@ -51,7 +53,7 @@ fn look(_: u32, is_connected: bool) -> Option<shown::Look> {
 /// An answer, or the reason why there is none.
 pub type Answer<T> = Result<Arc<T>, Arc<str>>;
 
-/// A group, with its state if the worker told it in time.
+/// A group, with its state if that came in time.
 #[derive(Clone, Debug)]
 pub struct Group {
     /// The group's line in the list of groups.
@@ -90,19 +92,21 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T: Send + Sync + 'static> Kept<T> {
-    /// A question without an answer yet. While no caller waits for it, it shares `turns` with other questions.
+    /// A question that has no answer yet. When it is asked and no caller waits for the answer, it first waits for one
+    /// of `turns`, which it shares with other questions.
     pub fn new(ages: Ages, turns: &Arc<Semaphore>) -> Arc<Self> {
         let state = Mutex::new(State { last: None, asking: false, outdated: false });
         Arc::new(Self { ages, state, answered: Notify::new(), turns: Arc::clone(turns) })
     }
 
-    /// Whether the answer is younger than `age`, or is being asked for.
+    /// Whether the latest answer is younger than `age`, or the question is being asked.
     pub fn is_younger(&self, age: Duration) -> bool {
         let state = lock(&self.state);
         state.asking || state.last.as_ref().is_some_and(|(at, _)| at.elapsed() < age)
     }
 
-    /// The latest answer if it is good, or else the next one. Where it is not fresh, `ask` is called in a thread of its own.
+    /// The latest answer if its age is below [`Ages::good`], or else the next one. If its age is [`Ages::fresh`] or
+    /// more, the question is asked: `ask` is called in another thread.
     pub async fn get(self: &Arc<Self>, ask: impl Fn() -> anyhow::Result<T> + Clone + Send + 'static) -> Answer<T> {
         loop {
             let mut answered = std::pin::pin!(self.answered.notified());
@@ -141,7 +145,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
         self.answered.notify_waiters();
     }
 
-    /// Forgets the answer, and the one that is being asked for.
+    /// Forgets the latest answer. If the question is being asked, its answer will be ignored, and it is asked again.
     fn forget(&self) {
         let mut state = lock(&self.state);
         (state.last, state.outdated) = (None, state.asking);
@@ -256,22 +260,23 @@ impl Asker {
         tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
     }
 
-    /// Lines of the journal behind a place, each with the place behind it, and the place from which to read on.
+    /// Lines of the journal after a place in it, each with the place at which it ends, and the place from which to read
+    /// on.
     ///
     /// # Errors
     /// The supervisor does not answer.
     pub async fn journal(&self, after: u64) -> Result<(Vec<(u64, Value)>, u64), Arc<str>> {
-        // Of all callers that follow the journal, [`TURNS`] ask at a time. The semaphore is never closed.
+        // Of all callers that follow the journal, at most [`TURNS`] ask at a time. The semaphore is never closed.
         let _turn = self.turns.acquire().await;
         let place = self.place.clone();
         let ask = move || Service::connect_soon(&place)?.journal(after);
         tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string())?.map_err(|e| in_words(&e).into())
     }
 
-    /// Asks the process that keeps a history; `None` where there is none. The calling thread waits.
+    /// Asks the process that keeps a history; `None` if no such process listens. The calling thread blocks.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The process does not answer.
     pub fn history(&self, wanted: &Wanted) -> anyhow::Result<Option<Told>> {
         api::history::ask(&self.place, wanted)
     }
@@ -282,7 +287,7 @@ impl Asker {
         self.troubles.get(move || Service::connect_soon(&place)?.troubles()).await
     }
 
-    /// The supervisor's process.
+    /// The pid of the supervisor.
     pub async fn supervisor(&self) -> Answer<u32> {
         let place = self.place.clone();
         self.supervisor.get(move || Service::connect_soon(&place)?.pid()).await
@@ -299,7 +304,8 @@ mod tests {
         Kept::new(AGES, &Arc::new(Semaphore::new(TURNS)))
     }
 
-    /// Asks that count themselves; those that `told` holds back wait for a word.
+    /// A question that counts in `asked` how often it is asked. With `told`, it is answered only when something is sent
+    /// there.
     fn counted(
         asked: &Arc<AtomicU32>,
         told: Option<Arc<Mutex<Receiver<()>>>>,
@@ -369,7 +375,7 @@ mod tests {
         let (tell, told) = channel();
         let told = Some(Arc::new(Mutex::new(told)));
         for kept in &all {
-            // The old answer is given meanwhile.
+            // The old answer is given to the caller while the question is asked again.
             kept.get(counted(&asked, told.clone())).await.unwrap();
         }
         let number = || asked.load(Ordering::SeqCst) as usize;

@@ -1,4 +1,4 @@
-//! Events, from two looks at all groups: whatever happened between them and shows.
+//! Finds events: the differences between two snapshots of all groups, members and troubles.
 
 use crate::asker::Group;
 use api::ask::{GroupState, MemberLine, Trouble};
@@ -57,7 +57,7 @@ pub struct Event {
     pub detail: String,
 }
 
-/// A look at all groups.
+/// A snapshot of all groups, members and troubles of the service.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
     groups: BTreeMap<String, Group>,
@@ -68,7 +68,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// A look. States of groups that did not come this time are taken from the look `before`.
+    /// Makes a snapshot. A group whose state did not come this time has its state of the snapshot `before`.
     pub fn new(groups: Vec<Group>, members: &[MemberLine], before: Option<&Self>) -> Self {
         let known = |name: &str| before?.groups.get(name)?.state.clone();
         let groups = groups.into_iter().map(|group| {
@@ -84,13 +84,14 @@ impl Look {
         }
     }
 
-    /// The same look, with the troubles of the service itself.
+    /// This snapshot, with the troubles of the service itself.
     pub fn with_troubles(self, troubles: &[Trouble]) -> Self {
         let troubles = troubles.iter().map(|found| (found.trouble.clone(), found.detail.clone())).collect();
         Self { troubles, ..self }
     }
 
-    /// The events between this look and a later one, in the order of groups.
+    /// The events between this snapshot and a later one: new groups and members first, then changes, then ended members
+    /// and groups, and troubles last.
     pub fn events_until(&self, later: &Self) -> Vec<Event> {
         let mut events = Vec::new();
         let event = |event, group: &str, member: Option<&str>, detail: String| Event {
@@ -134,7 +135,7 @@ impl Look {
     }
 }
 
-/// Reports how a group has changed.
+/// Calls `event` for each way in which a group has changed.
 fn changes(before: &Group, after: &Group, mut event: impl FnMut(Kind, Option<&str>, String)) {
     let settings = settings_changes(before, after);
     if after.line.settings.intra_member_only && !before.line.settings.intra_member_only {
@@ -178,7 +179,7 @@ fn member_changes(old: &Arc<GroupState>, new: &Arc<GroupState>, mut event: impl 
     }
 }
 
-/// `pool: 68719476736 -> 1073741824`
+/// The changed settings of a group, each as `pool: 68719476736 -> 1073741824`.
 fn settings_changes(before: &Group, after: &Group) -> Vec<String> {
     let printed = |group: &Group| serde_json::to_value(Printed::from(&group.line.settings)).unwrap_or_default();
     let (before, after) = (printed(before), printed(after));

@@ -1,5 +1,5 @@
-//! The stream of events. All groups are looked at every two seconds while there is a listener, and not at all
-//! otherwise.
+//! The stream of events. While there is a listener, a snapshot of all groups is made every two seconds, and compared
+//! with the one before (`changes.rs`).
 //!
 //! Each listener has a queue of its own, with the events of the groups that it sees. A listener whose queue is full is
 //! disconnected.
@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// Time between two looks: 2 s.
+/// Time between two snapshots of all groups: 2 s.
 const EVERY: Duration = Duration::from_secs(2);
-/// Most events that wait for a listener.
+/// Most events in the queue of a listener, which is disconnected when there are more.
 const MOST_WAITING: usize = 1024;
 /// Most listeners of one caller. The number of all listeners is bounded by the places for connections.
 const MOST_OF_CALLER: usize = 32;
@@ -31,7 +31,7 @@ pub struct Feed {
     asker: Arc<Asker>,
     listeners: Mutex<Vec<Listener>>,
     came: Notify,
-    /// The rights of callers, if they have changed since the start.
+    /// The present rights of callers; `None`: they have not changed since the start.
     access: Mutex<Option<Arc<Access>>>,
 }
 
@@ -50,7 +50,7 @@ impl Feed {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The events for a new listener; `None` if its caller has [`MOST_OF_CALLER`] already.
+    /// The stream of events for a new listener; `None` if its caller has [`MOST_OF_CALLER`] listeners already.
     pub fn listen(&self, caller: &Caller) -> Option<impl Stream<Item = Result<sse::Event, Infallible>> + use<>> {
         let (queue, events) = mpsc::channel(MOST_WAITING);
         {
@@ -91,7 +91,7 @@ impl Feed {
         self.listeners().retain(tell);
     }
 
-    /// Runs for ever: looks at all groups while there are listeners, and waits for one otherwise.
+    /// Runs for ever: queues new events every two seconds while there are listeners, and sleeps while there is none.
     pub async fn run(&self) {
         let mut before: Option<Look> = None;
         loop {

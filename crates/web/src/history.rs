@@ -1,4 +1,4 @@
-//! Figures over time, which `pagefold-history` keeps.
+//! `GET /v1/history`: figures over time, which the process `pagefold-history` keeps.
 
 use crate::access::{Caller, CallerId};
 use crate::asker::lock;
@@ -13,11 +13,12 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-/// Callers whose questions are under way: each has one, so that nobody queues many before others.
+/// Callers whose question is being answered. Each may have one at a time, so that nobody queues many questions before
+/// those of others.
 #[derive(Clone, Default)]
 pub struct Asking(Arc<Mutex<BTreeSet<CallerId>>>);
 
-/// A caller's question. Its end makes room for the next one.
+/// A caller's question while it is answered. When this value is dropped, the caller may ask the next one.
 struct Turn {
     asking: Asking,
     caller: CallerId,
@@ -80,7 +81,7 @@ pub async fn history(
     let turn = app.asking.begin(&caller.id);
     let turn = turn.ok_or_else(|| Refused::new(StatusCode::TOO_MANY_REQUESTS, "your last question is under way"))?;
     let asker = Arc::clone(&app.asker);
-    // The turn ends with the question, also where the caller has left before.
+    // The turn ends when the question is answered, even if the caller has left before.
     let asked = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         asker.history(&wanted)

@@ -6,12 +6,13 @@
 //!        +------- control.sock: Groups, Members, Show, Set -------+                           as a user of its own
 //! ```
 //!
-//! It is a process without rights. All that it can do is to ask the supervisor what the command line asks. The supervisor
-//! takes no other question from its user, and no change where the configuration has none made over HTTP.
+//! `pagefold-web` is a process without rights. All that it can do is to ask the supervisor, as the command line does.
+//! From the user that it runs as, the supervisor accepts only some questions, and changes only if the configuration
+//! allows them over HTTP (`control`).
 //!
 //! | module | holds |
 //! |---|---|
-//! | `start` | the supervisor's word |
+//! | `start` | messages of the supervisor: sockets, tokens and rights |
 //! | `server`, `places`, `patient`, `pace` | connections and their bounds |
 //! | `access` | callers and their rights |
 //! | `routes` | paths, and their description as OpenAPI |
@@ -19,7 +20,7 @@
 //! | `history` | figures over time |
 //! | `metrics`, `texts` | figures for Prometheus |
 //! | `feed`, `changes` | events |
-//! | `trail`, `wrong` | the journal, and what gets into it from here |
+//! | `trail`, `wrong` | followers of the journal, and failed logins, which are written to it |
 #![forbid(unsafe_code)]
 
 mod access;
@@ -56,15 +57,17 @@ use texts::Texts;
 use tokio::net::{TcpListener, UnixListener};
 use wrong::Wrong;
 
-/// Most threads that ask the supervisor at the same time. One waits for each group whose worker is silent.
+/// Most threads that block at the same time while they ask the supervisor. For each group whose worker does not answer,
+/// one is blocked.
 const ASKING_THREADS: usize = 64;
-/// Stack of a thread, in bytes.
+/// Stack of each thread, in bytes.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Serves until the supervisor ends. `limit` is called once the sockets are there, to give up rights, while the process has one thread.
+/// Serves until the supervisor ends. `limit` gives up the process's rights. It is called once the sockets have come,
+/// while the process still has only one thread.
 ///
 /// # Errors
-/// The supervisor's word is none, or rights cannot be given up.
+/// A message of the supervisor is not valid, rights cannot be given up, or the sockets cannot be served.
 pub fn serve(supervisor: Seqpacket, limit: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let Some((setup, listeners)) = start::hear(&supervisor)? else { return Ok(()) };
     limit()?;
@@ -108,7 +111,8 @@ fn begin(server: &Arc<Server>, feed: &Arc<Feed>, listeners: Listeners) -> std::i
     Ok(())
 }
 
-/// Takes over tokens and rights. Listeners to events whose token has changed connect again, and are asked for it then.
+/// Takes over new tokens and rights. Listeners to events whose token is gone or shows other groups now are
+/// disconnected.
 fn change(server: &Server, feed: &Feed, setup: &Setup, owner: u32) {
     let access = Arc::new(Access::new(setup, owner));
     server.set_access(Arc::clone(&access));

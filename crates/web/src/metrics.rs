@@ -1,7 +1,7 @@
 //! Metrics of all groups that a caller sees, in the forms that Prometheus reads.
 //!
-//! Names and figures stand in the tables [`GROUP`] and [`MEMBER`]. Units are base units. Labels are few: `group`, `member`,
-//! `reason`, and `domain` where the member is a domain of libvirt's.
+//! Most metrics are listed in the tables [`GROUP`] and [`MEMBER`]. Units are base units (bytes, seconds). There are few
+//! labels: `group`, `member`, `reason`, `state`, and `domain` for a member that runs a domain of libvirt.
 
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
@@ -44,7 +44,7 @@ impl Form {
     }
 }
 
-/// A member, with facts that the worker does not know.
+/// The report on a member, with its group and its libvirt domain.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// Its group.
@@ -60,9 +60,9 @@ pub struct Member {
 pub struct Scrape {
     /// The groups.
     pub groups: Vec<Group>,
-    /// Members of those groups whose state could be had.
+    /// Members of the groups that have a state, which came in time.
     pub members: Vec<Member>,
-    /// Whether the caller sees all groups, and may know what memory these leave.
+    /// Whether the caller sees all groups, and so may see figures of the whole host.
     pub sees_all: bool,
     /// Start of the supervisor, in seconds since 1970.
     pub service_start_s: Option<f64>,
@@ -70,7 +70,7 @@ pub struct Scrape {
     pub worker_starts_s: Vec<(String, f64)>,
 }
 
-/// A family of metrics with one figure for each of some things.
+/// A metric that has one figure for each group, or for each member (`T`).
 struct Family<T> {
     name: &'static str,
     help: &'static str,
@@ -102,7 +102,7 @@ fn pages(pages: u64) -> Figure {
     Gauge(pages_to_bytes(pages.min(u64::MAX >> 16)) as f64)
 }
 
-/// Figures of a group whose worker answers, or that has none.
+/// Metrics of a group whose state is known: its worker answers, or it has no worker.
 const GROUP: [Family<GroupState>; 16] = [
     bytes("group_saved", "Memory that folding saves, net of all that it takes; negative while it costs more", |g| {
         Gauge(g.report.savings.saved_bytes() as f64)
@@ -142,7 +142,7 @@ const GROUP: [Family<GroupState>; 16] = [
     }),
 ];
 
-/// Figures of a member.
+/// Metrics of a member.
 const MEMBER: [Family<Member>; 9] = [
     bytes("member_saved", "Its part of the group's savings; costs of the pool by its part of the folded pages", |m| {
         Gauge(m.report.saved_bytes as f64)
@@ -248,7 +248,8 @@ impl Scrape {
         Ok(())
     }
 
-    /// Room for further guests, where memory is balanced. The last two figures are the host's, and the same in each group.
+    /// How many further guests fit, if a process balances memory. The figures `storm` and `storm_reserve` are those of
+    /// the host, which every group's state has.
     fn encode_fits(&self, encoder: &mut DescriptorEncoder<'_>, states: &[&GroupState]) -> fmt::Result {
         let fits: Vec<(&str, &Fit)> =
             states.iter().filter_map(|state| Some((state.name.as_str(), state.fit.as_ref()?))).collect();
@@ -266,7 +267,8 @@ impl Scrape {
         reserve.encode_gauge(&(host.reserve_bytes as f64))
     }
 
-    /// Families with a label `reason`. Every known reason has a figure, even 0, so that no series appears only later.
+    /// Metrics with a label `reason`. Every known reason has a figure, even if it is 0, so that a series does not
+    /// appear only when its reason first occurs.
     fn encode_reasons(&self, encoder: &mut DescriptorEncoder<'_>, states: &[&GroupState]) -> fmt::Result {
         let help = "Members that fold nothing more, by reason: the state in pagefold group show";
         let mut not = encoder.encode_descriptor("group_members_not_folding", help, None, MetricType::Gauge)?;
@@ -295,7 +297,7 @@ fn counter(mut encoder: MetricEncoder<'_>, figure: f64) -> fmt::Result {
     encoder.encode_counter::<NoLabelSet, f64, f64>(&figure, None)
 }
 
-/// Encodes a family, whose figures are all of one kind.
+/// Encodes a metric with the figures of all `things`. All of these are gauges, or all are counters.
 fn encode<T, L: EncodeLabelSet>(
     encoder: &mut DescriptorEncoder<'_>,
     family: &Family<T>,

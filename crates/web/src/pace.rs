@@ -1,12 +1,13 @@
-//! The share of this process's time that a caller gets. Callers without a right are one caller.
+//! Bounds the share of this process's processor time that a caller gets. All callers without rights count as one
+//! caller.
 //!
 //! ```text
-//!   a request --> waits for its caller's turn --> is answered --> the turn after the next is as much later as that took, tenfold
+//!   a request --> waits for its caller's turn --> is answered --> the caller's next turns: later by 10 times that time
 //! ```
 //!
-//! While a request is being answered, it counts as much as the caller's last one. So one caller takes a tenth of the
-//! time at most, once it has used up [`AT_ONCE`]. Answers to it come later and later. A request that would wait for too
-//! long waits for [`MOST_WAIT`], and is refused. Others do not wait for it.
+//! While a request is being answered, it is taken to cost as much as the caller's last one. So a caller that has used
+//! up [`AT_ONCE`] gets a tenth of the time at most, and its answers come later and later. A request that would wait for
+//! longer than [`MOST_WAIT`] waits for this time and is refused. Requests of other callers are not delayed.
 
 use crate::access::CallerId;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,31 +19,32 @@ use std::time::{Duration, Instant};
 
 /// Part of this process's time that a caller may take: 1 in 10.
 const PART: u32 = 10;
-/// Least time that a request counts, because not all of its work is measured: 200 us.
+/// Every request counts for 200 us at least, because not all of its work is measured.
 const LEAST: Duration = Duration::from_micros(200);
-/// Time that a caller may use up before it has to wait, times [`PART`]: 500 ms.
+/// A caller has to wait once its share is used up for more than 500 ms ahead: when it has just taken 50 ms of processor
+/// time.
 const AT_ONCE: Duration = Duration::from_millis(500);
 /// Longest wait for a turn: 5 s.
 pub const MOST_WAIT: Duration = Duration::from_secs(5);
 
-/// The turns of all callers.
+/// How far all callers have used up their shares. A caller without rights is `None`.
 #[derive(Debug, Default)]
 pub struct Paces(Mutex<BTreeMap<Option<CallerId>, Pace>>);
 
-/// The turns of one caller.
+/// How far one caller has used up its share.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// The instant until which the caller has used up its share: each request moves it on by [`PART`] times the time it
-    /// took.
+    /// The instant until which the caller has used up its share: each request moves it on by [`PART`] times the time
+    /// that the request took.
     end: Instant,
     /// The time that the caller's last answer took.
     last: Duration,
 }
 
-/// A turn: the wait before it, and the time that it counts for until the answer's own time is known.
+/// A caller's turn to have a request answered: the wait before it, and the time that the answer is expected to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Time until the turn.
+    /// Time to wait before the request is answered.
     pub wait: Duration,
     expected: Duration,
 }
@@ -67,7 +69,7 @@ impl Paces {
         })
     }
 
-    /// Notes the time that the answer of a turn took, in place of the expected time.
+    /// Counts the time that an answer has taken, in place of the time that was expected.
     pub fn took(&self, caller: Option<&CallerId>, turn: Turn, took: Duration, now: Instant) {
         self.with(caller, now, |pace| {
             pace.last = took.max(LEAST);
@@ -77,8 +79,8 @@ impl Paces {
     }
 }
 
-/// A future, and the processor time that this thread has used in its polls. Other requests' polls in between do not
-/// count.
+/// A future that measures the processor time which the polling thread uses in its polls. Polls of other futures in
+/// between do not count.
 pub struct Timed<F> {
     work: Pin<Box<F>>,
     took: Duration,
@@ -122,13 +124,13 @@ mod tests {
         }
         assert_eq!(wait(Some(&one), now), Some(LEAST * PART));
         assert_eq!((wait(Some(&other), now), wait(None, now)), (Some(Duration::ZERO), Some(Duration::ZERO)));
-        // One answer took long: it counts, and the next are expected to take as long.
+        // An answer has taken long. Its time counts, and the next ones are expected to take as long.
         let turn = paces.turn(Some(&one), now).unwrap();
         paces.took(Some(&one), turn, LEAST * 10, now);
         assert_eq!(wait(Some(&one), now), Some(LEAST * PART * 12));
         let turn = paces.turn(Some(&one), now).unwrap();
         assert_eq!(turn.wait, LEAST * PART * 22);
-        // Time that was expected and not taken is given back.
+        // If an answer takes less time than was expected, the difference does not count.
         paces.took(Some(&one), turn, LEAST, now);
         assert_eq!(wait(Some(&one), now), Some(LEAST * PART * 23));
         let turn = paces.turn(Some(&one), now).unwrap();

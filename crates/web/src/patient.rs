@@ -1,4 +1,4 @@
-//! A connection that waits for a peer that does not read, but not for ever.
+//! A connection that is closed if its peer does not read for some time.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection whose writes fail when the peer takes nothing for [`PATIENCE`].
 pub struct Patient<S> {
     stream: S,
-    /// The end of the wait, while a write waits.
+    /// When a write that waits fails; `None` while none waits.
     until: Option<Pin<Box<Sleep>>>,
 }
 
@@ -23,7 +23,7 @@ impl<S> Patient<S> {
         Self { stream, until: None }
     }
 
-    /// The outcome of a write; one that waits is over when its time is.
+    /// The outcome of a write. A write that has waited for [`PATIENCE`] fails.
     fn bounded<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.until = None;

@@ -1,7 +1,8 @@
-//! Places for connections. When all are taken, a new connection gets the place of another one:
+//! Places for connections, which bound their number. When all places are taken, a new connection gets the place of
+//! another one, which is closed:
 //!
-//! 1. of a connection that has shown no right yet, the one that came first;
-//! 2. where there is none, of the caller that has the most connections, the one that has been silent for longest.
+//! 1. among the connections on which no caller with rights has made a request, the oldest one; 2. if there is none,
+//! among those of the caller that has the most connections, the one whose last request is the longest ago.
 //!
 //! So connections without a right never keep others out, and no caller keeps another one out.
 
@@ -13,7 +14,7 @@ use tokio::sync::Notify;
 /// Most connections at a time.
 pub const MOST: usize = 1000;
 
-/// All places.
+/// All places for connections.
 #[derive(Debug)]
 pub struct Places {
     most: usize,
@@ -43,7 +44,7 @@ pub struct Place {
 }
 
 impl Places {
-    /// `most` places.
+    /// Makes `most` places, all of them free.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, taken: Mutex::default() })
     }
@@ -52,7 +53,7 @@ impl Places {
         work(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A place for a new connection.
+    /// Takes a place for a new connection, if need be from another one.
     pub fn take(self: &Arc<Self>) -> Place {
         let lost = Arc::new(Notify::new());
         let number = self.with(|taken| {
@@ -103,7 +104,7 @@ impl Place {
         });
     }
 
-    /// Waits until another connection has got this place.
+    /// Waits until another connection has been given this place.
     pub async fn is_lost(&self) {
         self.lost.notified().await;
     }
@@ -131,7 +132,8 @@ mod tests {
         known.heard(Some(&CallerId::User(1)));
         let third = places.take();
         assert!(is_lost(&first) && !is_lost(&known) && !is_lost(&second) && !is_lost(&third));
-        // A connection that has shown a right, and then none, is a stranger's.
+        // A connection whose last request had no rights counts as one without rights, although an earlier request had
+        // some.
         known.heard(None);
         let fourth = places.take();
         assert!(is_lost(&known) && !is_lost(&second) && !is_lost(&fourth));

@@ -1,7 +1,9 @@
-//! The paths, and their description as OpenAPI. Every answer is made of groups that the caller sees, and of nothing else.
+//! The paths of the web side, and their description as OpenAPI. An answer shows nothing of groups that the caller does
+//! not see.
 //!
-//! A group that a caller may not see is answered for as one that does not exist. The supervisor's own words are for
-//! callers that see all groups: they may name others, or what these were promised.
+//! A question about a group that the caller may not see is answered as if there were no such group. The supervisor's
+//! error messages are shown only to callers that see all groups, because they may name other groups, or memory promised
+//! to them.
 
 use crate::access::Caller;
 use crate::asker::{Asker, Group};
@@ -28,7 +30,7 @@ use std::sync::Arc;
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-/// Longest body of a request, in bytes.
+/// Longest body of a request: 16 KiB.
 const MOST_BODY_BYTES: usize = 16 << 10;
 
 /// The sources of all answers.
@@ -36,9 +38,9 @@ const MOST_BODY_BYTES: usize = 16 << 10;
 pub struct App {
     /// Asks the supervisor.
     pub asker: Arc<Asker>,
-    /// Tells what happens.
+    /// Sends events to their listeners.
     pub feed: Arc<Feed>,
-    /// Callers whose questions about figures over time are under way.
+    /// Callers whose question about figures over time is being answered.
     pub asking: crate::history::Asking,
     /// Metrics as text.
     pub texts: Arc<Texts>,
@@ -67,7 +69,8 @@ impl Refused {
         Self(StatusCode::NOT_FOUND, format!("there is no group {group:?} that you may see"))
     }
 
-    /// The service does not answer, or refuses, in its own words; these are for callers that see all groups.
+    /// A refusal because the service refuses or does not answer. Its error message `why` is shown only to callers that
+    /// see all groups.
     pub(crate) fn of_service(caller: &Caller, status: StatusCode, why: &str) -> Self {
         let why = if caller.sees_all() { why } else { "the service refuses or does not answer; its log says why" };
         Self(status, why.to_owned())
@@ -85,7 +88,7 @@ pub(crate) type Answered<T> = Result<T, Refused>;
 /// The group that a path names.
 type InPath = Result<Path<String>, PathRejection>;
 
-/// The description of the whole.
+/// The OpenAPI description, without the paths.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -99,7 +102,7 @@ type InPath = Result<Path<String>, PathRejection>;
 )]
 struct Description;
 
-/// Adds the bearer token to the description.
+/// Adds the way to send a bearer token to the OpenAPI description.
 struct Bearer;
 
 impl utoipa::Modify for Bearer {
@@ -131,7 +134,7 @@ fn described() -> (OpenApiRouter<App>, utoipa::openapi::OpenApi) {
     (router, description)
 }
 
-/// The description, as `/openapi.json` has it.
+/// The OpenAPI description as JSON, which is the answer at `/openapi.json`.
 pub fn description() -> String {
     described().1.to_pretty_json().unwrap_or_default()
 }
@@ -213,7 +216,8 @@ async fn group(
     Ok(Json(ShownGroup::from(state)))
 }
 
-/// Why pages wait for memory: in the supervisor's words, which tell of the host and of other groups, or in ours.
+/// Why pages wait for memory. The supervisor's message, which may name the host's memory and other groups, is shown
+/// only to callers that see all groups.
 fn why_it_waits(caller: &Caller, why: Option<String>) -> Option<String> {
     if caller.sees_all() { why } else { why.map(|_| "the service has no memory to promise; its log says why".into()) }
 }
@@ -253,7 +257,7 @@ async fn set(
     Ok(Json(Printed::from(&*settings)))
 }
 
-/// The JSON of a request.
+/// Parses the JSON body of a request. `example` is shown to a caller whose body is no JSON.
 pub(crate) fn sent<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,

@@ -9,7 +9,7 @@
 //! | a peer that does not read | `patient.rs` |
 //! | a caller's part of the time | `pace.rs` |
 //!
-//! Answers have no date, which would be of no use at a Unix socket, and makes two of them differ.
+//! Answers have no header `Date`, which would be of no use at a Unix socket and would make equal answers differ.
 
 use crate::access::{Access, Caller, Peer};
 use crate::pace::{MOST_WAIT, Paces, Timed};
@@ -34,7 +34,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tower::ServiceExt;
 
-/// Most bytes of a request's head, and of an answer that wait in this process beside its body.
+/// Most bytes of a request's head, and size of the buffer for reading requests and writing answers: 16 KiB.
 const MOST_HEAD_BYTES: usize = 16 << 10;
 /// Most headers of a request.
 const MOST_HEADERS: usize = 64;
@@ -42,9 +42,9 @@ const MOST_HEADERS: usize = 64;
 const MOST_PATH_BYTES: usize = 512;
 /// Longest time until a request's head is complete, and longest idle time of a connection: 15 s.
 const HEAD_PATIENCE: Duration = Duration::from_secs(15);
-/// Time until an answer begins: 10 s.
+/// Longest time until an answer begins, after which the request is refused: 10 s.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// Time that a byte of an answer counts for: 1 ns. An answer is written after its time was measured.
+/// Processor time that is counted for each byte of an answer: 1 ns. The answer is written after its time was measured.
 const WRITE: Duration = Duration::from_nanos(1);
 /// Pause after a failure to accept a connection: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -70,7 +70,7 @@ impl Server {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 
-    /// Serves those who connect to a Unix socket.
+    /// Serves the connections to a Unix socket, for ever.
     pub async fn serve_unix(self: Arc<Self>, listener: UnixListener) {
         loop {
             match listener.accept().await {
@@ -83,12 +83,13 @@ impl Server {
         }
     }
 
-    /// Serves those who connect to a TCP socket.
+    /// Serves the connections to a TCP socket, for ever.
     pub async fn serve_tcp(self: Arc<Self>, listener: TcpListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
-                    // Answers are written whole. If this fails, they are only later.
+                    // Answers are written as a whole, so waiting for more bytes gains nothing. If this fails, answers
+                    // only come a little later.
                     let _ = stream.set_nodelay(true);
                     self.begin(stream, Peer::Address(address.ip().to_canonical()));
                 }
@@ -111,7 +112,7 @@ impl Server {
                 .auto_date_header(false)
                 .serve_connection(io, answers);
             tokio::select! {
-                // A connection that breaks is its peer's loss alone.
+                // An error of a connection concerns its peer alone.
                 _ = connection => {}
                 () = place.is_lost() => {}
             }

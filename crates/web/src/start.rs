@@ -1,4 +1,4 @@
-//! The start: the supervisor's first word, and its later ones.
+//! Receives the supervisor's messages (`api::setup`): the first one, with the listening sockets, and later changes.
 
 use anyhow::{Context, bail};
 use api::setup::{SETUP_BYTES, Setup, Socket};
@@ -17,10 +17,10 @@ pub struct Listeners {
     pub tcp: Vec<TcpListener>,
 }
 
-/// Waits for the supervisor's next word; `None` once the supervisor has ended.
+/// Waits for the supervisor's next message; `None` once the supervisor has ended.
 ///
 /// # Errors
-/// It is no word of a supervisor's.
+/// The socket cannot be read, or the message is not valid.
 pub fn hear(supervisor: &Seqpacket) -> anyhow::Result<Option<(Setup, Listeners)>> {
     let (mut buffer, mut files) = (vec![0; SETUP_BYTES], Vec::new());
     loop {

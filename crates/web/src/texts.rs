@@ -1,5 +1,6 @@
-//! Metrics as text: made at most twice a second for all callers that see the same groups, and not by the thread that serves
-//! connections. With hundreds of members that takes some milliseconds, for which all others would wait.
+//! Keeps metrics as text. The text for all callers that see the same groups is made at most twice a second, and not by
+//! the thread that serves connections: with hundreds of members it takes some milliseconds, for which all other
+//! requests would wait.
 
 use crate::access::Scope;
 use crate::asker::{Ages, Answer, Kept, lock};
@@ -10,14 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Age up to which a text is given: 500 ms.
+/// Age up to which a text is given to callers, before a new one is made: 500 ms.
 const AGES: Ages = Ages { fresh: Duration::from_millis(500), good: Duration::from_millis(500) };
 /// Age after which a text that nobody asks for is dropped: 10 s.
 const KEEP: Duration = Duration::from_secs(10);
 /// Number of texts that are made at the same time without anybody waiting for them.
 const TURNS: usize = 1;
 
-/// The groups that a text shows, and its form.
+/// What distinguishes texts: the groups that a text shows, and its form.
 type Of = (Scope, Form);
 
 /// The texts, by groups and form.

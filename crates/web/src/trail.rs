@@ -1,5 +1,5 @@
-//! The journal, for those who follow it. Each has a place of its own, from which the supervisor is asked every second while there is nothing
-//! new.
+//! The journal, as a stream for callers that follow it. Each follower has its own place in the journal, after which it
+//! asks the supervisor for lines: every second while there are none.
 
 use crate::access::Caller;
 use crate::asker::Asker;
@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two questions for lines that have yet to come: 1 s.
+/// Time after which a follower that has got no line asks again: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
 
 struct Follower {
@@ -23,7 +23,7 @@ struct Follower {
     lines: VecDeque<(u64, Value)>,
 }
 
-/// Lines behind the place `after`, for as long as the caller keeps its rights.
+/// The lines after the place `after`, old and new ones, as a stream that ends when the caller's rights change.
 pub fn follow(
     asker: Arc<Asker>,
     feed: Arc<Feed>,

@@ -1,5 +1,6 @@
-//! Requests with tokens that are none. The supervisor is told, and writes them into the journal: the first one at once, and those of
-//! the next 10 s together. Each of them costs all who have no right [`COST`] of their time (`pace.rs`): 5 a second are answered.
+//! Requests with invalid tokens. They are reported to the supervisor, which writes them to the journal: the first one
+//! at once, and those of the next 10 s together. Each counts for [`COST`] of the time that all callers without rights
+//! share (`pace.rs`), so that 5 a second are answered.
 
 use crate::access::Peer;
 use crate::asker::{Asker, lock};
@@ -8,15 +9,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Time that a request with an invalid token counts for: 20 ms. All callers without rights together get a tenth of the
-/// time.
+/// Processor time that is counted for a request with an invalid token: 20 ms. All callers without rights together get a
+/// tenth of the time.
 pub const COST: Duration = Duration::from_millis(20);
-/// Time between two lines of the journal: 10 s.
+/// Time between two reports to the supervisor, each of which becomes a line of the journal: 10 s.
 const EVERY: Duration = Duration::from_secs(10);
-/// Most addresses that are counted one by one between two lines.
+/// Most client addresses that are counted separately for one report.
 const MOST_ADDRESSES: usize = 8;
 
-/// Requests that the supervisor was not told of yet.
+/// Requests that were not reported to the supervisor yet.
 #[derive(Default)]
 struct Counts {
     times: u32,
@@ -61,7 +62,7 @@ impl Wrong {
         }
     }
 
-    /// Takes the requests that the supervisor is to be told of.
+    /// Takes the counts that are to be reported; `None` if there was no further request.
     fn take(&self) -> Option<(u32, BTreeMap<String, u32>)> {
         let mut counts = lock(&self.counts);
         counts.is_being_told = counts.times > 0;
