@@ -1,4 +1,4 @@
-//! Threads that must not be borrowed, and calls that are not ours.
+//! Tests of threads that must not make calls for us, and of calls that were changed by the program.
 
 use super::Remote;
 use crate::inject::borrow_thread;
@@ -16,10 +16,10 @@ def run(code, at=0):
     say(page)
     ctypes.CFUNCTYPE(None)(page + at)()
 ";
-/// A jump to itself, to which other code goes in 32-bit mode.
+/// Code that switches to 32-bit mode and goes to a jump to itself.
 const MODE_32: &str =
     "run(b'\\xeb\\xfe'.ljust(16, b'\\x90') + b'\\x6a\\x23\\x68' + struct.pack('<I', page) + b'\\x48\\xcb', 16)";
-/// A restartable sequence that is a jump to itself. When the kernel ends it, it is begun again.
+/// A restartable sequence (rseq) that is a jump to itself. When the kernel aborts it, it begins anew.
 const SEQUENCE: &str = "
 libc.pthread_self.restype = ctypes.c_ulong
 area = libc.pthread_self() + ctypes.c_long.in_dll(libc, '__rseq_offset').value
@@ -30,7 +30,7 @@ run(code.ljust(256, b'\\x90') + struct.pack('<IIQQQ', 0, 0, begin, 2, page + 128
 ";
 /// Bytes of code before the sequence of [`SEQUENCE`].
 const BEFORE: u64 = 24;
-/// A filter that answers an error to `prctl`.
+/// A seccomp filter by which `prctl` returns an error.
 const NO_PRCTL: &str = "
 code = ctypes.create_string_buffer(struct.pack('HBBI' * 4, 0x20, 0, 0, 0, 0x15, 0, 1, 157, 6, 0, 0, 0x50001, 6, 0, 0, 0x7fff0000))
 program = struct.pack('HxxxxxxQ', 4, ctypes.addressof(code))

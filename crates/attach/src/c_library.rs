@@ -12,7 +12,8 @@ use object::read::StringTable;
 use object::read::elf::{FileHeader, ProgramHeader, Sym};
 use page::PAGE_BYTES;
 
-/// Most bytes of a table that are read.
+/// Largest part of a library that is read at once (headers, symbols, names), in bytes: 4 MiB. A larger table counts as
+/// damaged.
 const MOST_BYTES: u64 = 4 << 20;
 /// Byte order of numbers in the tables.
 const ENDIAN: LittleEndian = LittleEndian;
@@ -46,7 +47,7 @@ pub fn out_of_reach(memory: &Memory, names: [&str; 2]) -> Option<String> {
     foreign.find(|mapping| find_in(&read, mapping.start.0, names).is_none()).map(|mapping| mapping.name.clone())
 }
 
-/// Where C libraries begin.
+/// The first mapping of each C library, which holds its ELF header.
 fn libraries(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     mappings.iter().filter(|mapping| mapping.offset == 0 && mapping.has_file() && mapping.is_c_library())
 }
@@ -60,7 +61,7 @@ fn find_in<const N: usize>(memory: &Reader<'_>, start: u64, names: [&str; N]) ->
     found.iter().all(Option::is_some).then(|| found.map(|function| function.unwrap_or(Function { start: 0, bytes: 0 })))
 }
 
-/// The tables of a library.
+/// The symbol table of a library, and the names of its symbols.
 struct Library {
     /// The difference between its addresses and those in its file.
     base: u64,
@@ -83,7 +84,7 @@ impl Library {
         let entries = table::<Dyn64<LittleEndian>>(&dynamic);
         let value =
             |tag| entries.iter().find(|entry| entry.d_tag.get(ENDIAN) == tag).map(|entry| entry.d_val.get(ENDIAN));
-        // glibc has made addresses of them, musl has not.
+        // glibc replaces the file's addresses in these entries by addresses in memory, musl does not.
         let address = |tag| value(tag).map(|at| if at < base { at.saturating_add(base) } else { at });
         let (symbols_at, names_at) = (address(DT_SYMTAB)?, address(DT_STRTAB)?);
         // Linkers put the names behind the symbols.
@@ -101,12 +102,12 @@ impl Library {
     }
 }
 
-/// The entries of a table. What is left behind the last whole entry is no entry.
+/// The whole entries of a table. Bytes behind the last whole entry are left out.
 fn table<T: Pod>(bytes: &[u8]) -> &[T] {
     slice_from_bytes(bytes, bytes.len() / size_of::<T>()).map_or(&[], |(entries, _)| entries)
 }
 
-/// Bytes of memory, if there are not too many.
+/// Reads memory; `None` if that is more than [`MOST_BYTES`], or cannot be read.
 fn read(memory: &Reader<'_>, start: u64, bytes: u64) -> Option<Vec<u8>> {
     let mut all = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= MOST_BYTES)?];
     memory(start, &mut all).map(|()| all)

@@ -1,10 +1,11 @@
-//! Changes of a process after which no agent may stay in it.
+//! Changes of an attached process after which no agent may stay in it: the program has given up rights, or its threads
+//! have ended.
 
 use crate::threads;
 use rustix::process::Pid;
 use std::fs;
 
-/// Fields of a thread's `status` that say what it may do.
+/// Fields of a thread's `status` in `/proc` that show its rights.
 const RIGHTS: [&str; 7] = ["Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters"];
 
 /// Whether the program has other rights than the agent's thread, which keeps the rights that the program had when it
@@ -29,7 +30,7 @@ pub fn is_abandoned(pid: u32, own: &[u64]) -> bool {
     threads::list(pid).is_ok_and(|all| programs(pid, all, own).next().is_none())
 }
 
-/// The program's threads among these that have not ended.
+/// Those of the threads in `all` that are the program's (not the agent's, `own`) and have not ended.
 fn programs(pid: u32, all: Vec<Pid>, own: &[u64]) -> impl Iterator<Item = Pid> {
     let is_own = |thread: &Pid| own.contains(&thread.as_raw_nonzero().get().cast_unsigned().into());
     all.into_iter().filter(move |thread| !is_own(thread) && threads::runs_program(pid, *thread))

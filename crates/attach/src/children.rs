@@ -1,8 +1,8 @@
-//! Forked children of an attached process become members of its group, as those of a process that was started as one do.
-//! Servers that fork their workers hold most of their memory there.
+//! Forked children of an attached process become members of its group, as those of a process that was started as one
+//! do. Servers that fork their workers hold most of their memory there.
 //!
 //! ```text
-//!   look, soon after a birth --> forked, of its parent's program, old enough, with memory of its own?
+//!   look, soon after a fork --> forked, of its parent's program, old enough, with memory of its own?
 //!     ^                             | yes: a further `pagefold-attach`, with the rights and settings of this one
 //!     |                             v
 //!     |   it ends with an error   it stays beside the child, and looks after that one's children
@@ -12,9 +12,9 @@
 //! A child with little memory of its own is looked at again, and its children are looked at, too. A child that only
 //! waits for other processes may have children with much memory.
 //!
-//! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program ends
-//! its own membership by that. Children stay members when their parent is detached, or when this program is killed.
-//! Why one could not be attached is told to the supervisor, for `group show`.
+//! The supervisor decides whether a child is a member (`crates/service/src/decide.rs`). A child that executes a program
+//! ends its own membership by that. Children stay members when their parent is detached, or when this program is
+//! killed. Why one could not be attached is told to the supervisor, for `group show`.
 
 use crate::refuse;
 use api::enrol::{NotAttached, reason};
@@ -24,17 +24,18 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Age at which a child is attached: 10 s. Children that save or compute something end before that, mostly.
+/// Age at which a child is attached: 10 s. Most children that only save or compute something have ended by then.
 const AFTER: Duration = Duration::from_secs(10);
 /// Least memory of its own for which a child is attached: 4 MiB, as for processes that a rule fits.
 const LEAST_BYTES: u64 = 4 << 20;
 /// Shortest and longest wait before a child is looked at again: 2 s, 10 minutes.
 const WAITS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(600));
-/// Longest text of an error that is read, in bytes.
+/// Most bytes that are read of the error message of a child's `pagefold-attach`.
 const ERROR_BYTES: u64 = 4096;
-/// Most children that become attached with one look, so that hundreds do not start at once.
+/// Most children that are checked and attached in one look: 4, so that hundreds of programs do not start at once.
 const MOST_AT_ONCE: usize = 4;
-/// Variable with the age in seconds, as for children of started members; `never`, and none is attached.
+/// Environment variable with the age in seconds at which children are attached, in place of [`AFTER`]. With `never`,
+/// none is.
 const VARIABLE: &str = "PAGEFOLD_CHILDREN_AFTER";
 
 /// The forked children of one process.
@@ -44,14 +45,14 @@ pub struct Children {
     after: Option<Duration>,
     arguments: Vec<String>,
     known: BTreeMap<u32, Known>,
-    /// The next look, if one is due before the next look at the parent.
+    /// When children are to be looked at next; `None` if that is left to the next look at the parent.
     due: Option<Instant>,
     /// The children that the supervisor was told could not be attached: for each pid, the reason and the time of the
     /// next attempt.
     told: BTreeMap<u32, (String, Instant)>,
 }
 
-/// A child that was seen.
+/// A forked child that was seen. `helper` is its own `pagefold-attach`, `again` the time of the next look at it.
 #[derive(Debug)]
 struct Known {
     process: ProcessId,
@@ -166,7 +167,7 @@ impl Known {
         Self { process, again, wait: WAITS.0, helper: None, why: None }
     }
 
-    /// Collects a helper that has ended. Returns whether the child is there.
+    /// Notes the outcome of the child's `pagefold-attach` if that has ended. Returns whether the child still lives.
     fn look(&mut self, now: Instant) -> bool {
         if let Some(mut helper) = self.helper.take() {
             match helper.try_wait() {
@@ -231,8 +232,8 @@ mod tests {
         assert_eq!(waits[9..], [600, 600]);
     }
 
-    /// A shell and its forked children: one without memory of its own, one with 16 MB. Each says its pid, and waits for the shell's
-    /// input to end.
+    /// A shell and its forked children: one without memory of its own, one with 16 MB. Each says its pid, and waits for
+    /// the shell's input to end.
     const FAMILY: &str = "exec 9<&0; echo $$
         ( echo $BASHPID; read -u 9 ) &
         ( x=$(head -c 16000000 /dev/zero | tr '\\0' x); echo $BASHPID; read -u 9 ) &
@@ -345,7 +346,8 @@ mod tests {
         assert!(!has_failed, "there is an agent");
     }
 
-    /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was executed.
+    /// It is this process's child by the kernel's word once its parent has ended, and was forked by a program that was
+    /// executed.
     #[test]
     fn orphan_of_executed_program_is_not_attached() {
         set_child_subreaper(Some(getpid())).unwrap();

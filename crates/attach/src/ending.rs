@@ -1,13 +1,14 @@
-//! Threads that this program has made in another process, and ends because the attachment has failed.
+//! Ends threads that this program has made in another process, because attaching has failed.
 //!
 //! ```text
 //!   at the end of a call of ours, or somewhere else: asked to stop
-//!      |  a call that it begins becomes none
+//!      |  a call that it begins is cancelled
 //!      v
-//!   what it is to do before, such as munmap of what was mapped for it --> exit
+//!   makes its last calls, such as munmap of what was mapped for it --> exit
 //! ```
 //!
-//! A frozen process does neither until it is thawed. Until then, this program has to look at it again and again.
+//! In a frozen process, the thread does none of this until the process is thawed. Until then, this program has to look
+//! at it again and again.
 
 use crate::remote;
 use crate::rescue::Ours;
@@ -23,7 +24,7 @@ pub const fn unmapping(start: u64, bytes: u64) -> Order {
     (libc::SYS_munmap, [start, bytes, 0, 0, 0, 0])
 }
 
-/// A thread of ours in a process, which makes its last calls and then ends.
+/// A thread that this program has made in another process. It makes its last calls and then ends.
 #[derive(Debug)]
 pub struct Ending {
     tracee: Tracee,
@@ -37,7 +38,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Ends a thread that makes calls of ours, and nothing else. The thread makes the calls in `orders` before it ends.
+    /// Begins to end a thread that runs no code of the program. The thread makes the calls in `orders` before it ends.
     pub fn new(tracee: Tracee, instruction: Option<u64>, mut orders: Vec<Order>, ours: Option<Ours>) -> Self {
         orders.reverse();
         let mut ending = Self { tracee, instruction, orders, is_making: false, ours };
@@ -109,8 +110,8 @@ impl Ending {
         }
     }
 
-    /// Notes which calls are left. If this process is killed, the process beside it takes this thread over, and has it
-    /// make them.
+    /// Notes which calls are left ([`Ours`]). If this process is killed, the second process takes this thread over, and
+    /// has it make them.
     fn tell_orders(&self) {
         // If the note fails, and this process is killed, a call may be made twice.
         let orders = || self.orders.iter().rev().copied().collect::<Vec<_>>();
@@ -123,8 +124,8 @@ mod tests {
     use super::*;
     use act::trace::{REGISTERS, registers_of};
 
-    /// A thread whose tracer was killed behind the call that had mapped memory, with the way back noted, unmapped that twice. In between, the program
-    /// may have mapped memory there.
+    /// A thread whose tracer was killed behind the call that had mapped memory, with the way back noted, unmapped that
+    /// twice. In between, the program may have mapped memory there.
     #[test]
     fn memory_is_unmapped_once() {
         let tracee = Tracee::of_clone(rustix::process::getpid());

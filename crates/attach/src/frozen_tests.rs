@@ -1,4 +1,4 @@
-//! Processes that the kernel holds: before they are attached, and while a thread of theirs is lent.
+//! Processes that are frozen or suspended: before they are attached, and while one of their threads makes calls for us.
 
 use super::{Thread, borrow_thread, make_thread};
 use crate::ending::{Ending, unmapping};
@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Its thread blocks a signal, and sleeps for a second.
+/// A program whose only thread blocks a signal, and sleeps for a second.
 const PROGRAM: &str = "
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 say('ready')
@@ -89,7 +89,7 @@ fn started() -> Subject {
     subject
 }
 
-/// One was killed by attaching, or attaching did not end.
+/// Once, attaching killed a frozen process, or did not end.
 #[test]
 fn process_that_is_held_is_refused_with_the_reason() {
     for group in Group::both() {
@@ -122,7 +122,7 @@ fn process_that_is_held_is_refused_with_the_reason() {
     }
 }
 
-/// The thread went on in the middle of a call that was not the program's, and the program crashed.
+/// Once, the thread went on in the middle of a call of ours, and the program crashed.
 #[test]
 fn thread_of_process_that_is_frozen_meanwhile_goes_on_as_it_was() {
     for group in Group::both() {
@@ -152,7 +152,7 @@ fn thread_of_process_that_is_frozen_meanwhile_goes_on_as_it_was() {
     }
 }
 
-/// The new thread was left traced and alone, with memory that nobody unmapped.
+/// Once, the thread that was made in the process stayed there, with memory that nobody unmapped.
 #[test]
 fn nothing_is_left_in_process_that_is_frozen_meanwhile() {
     for group in Group::both() {

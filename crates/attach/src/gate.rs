@@ -1,4 +1,5 @@
-//! Leads the `mremap` of a program's C library to the agent's gate (`attached::gate`), and back again.
+//! Makes `mremap` of a program's C library jump to the agent's gate (`attached::gate`), and undoes that. The gate is
+//! code of the agent's that has the agent move or resize folded memory: the kernel itself refuses that.
 //!
 //! ```text
 //!   the program's threads stand still, and none is within the bytes that change
@@ -10,12 +11,13 @@
 //!                                               the bytes that the first jump has replaced, and a hash of their page
 //! ```
 //!
-//! The first instruction stays, if it is known how to undo it ([`undone`]). There a tracer sets its breakpoints (`perf probe`,
-//! uprobes): the kernel executes the instruction elsewhere, and goes on behind it. A breakpoint within the jump would
-//! make another jump of it, or none. So the jump is as short as the distance allows: 5 bytes up to 2 GiB, otherwise 14.
+//! The first instruction stays, if it is known how to undo it ([`undone`]). There a tracer sets its breakpoints (`perf
+//! probe`, uprobes): the kernel executes the instruction elsewhere, and goes on behind it. A breakpoint within the jump
+//! would make another jump of it, or none. So the jump is as short as the distance allows: 5 bytes up to 2 GiB,
+//! otherwise 14.
 //!
-//! The way remembers all that is needed to undo the change. So another program than the one that made it can do that, also in a
-//! forked child.
+//! The way holds all that is needed to undo the change. So another program than the one that made it can do that, also
+//! in a forked child.
 
 use crate::c_library::{self, Function};
 use crate::ending::Order;
@@ -33,37 +35,38 @@ use std::time::{Duration, Instant};
 use std::{iter, slice};
 use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES, GATE_WAY_BYTES, GATE_WAYS, GATE_WAYS_AT};
 
-/// The function that is led to the gate, and the one that tells where its errors go.
+/// The function that is led to the gate, and the one that returns the address of `errno`.
 const NAMES: [&str; 2] = ["mremap", "__errno_location"];
-/// `endbr64`; `push rbp`, and `pop rbp`; `sub rsp, BYTES`, and `lea rsp, [rsp + BYTES]`.
+/// Machine code of first instructions that are known, with the code that undoes each: `endbr64`; `push rbp`, and `pop
+/// rbp`; `sub rsp, BYTES`, and `lea rsp, [rsp + BYTES]`.
 const MARKS: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const PUSHES: [u8; 2] = [0x55, 0x5d];
 const SUBTRACTS: [u8; 3] = [0x48, 0x83, 0xec];
 const ADDS: [u8; 4] = [0x48, 0x8d, 0x64, 0x24];
-/// Most bytes by which an instruction is undone.
+/// Length of the longest code that undoes a first instruction, in bytes.
 const UNDO_BYTES: usize = 5;
 /// Most bytes of the jump that may differ from what was written, for the jump still to be taken for ours: 2. A
 /// breakpoint changes one byte.
 const MOST_BREAKPOINTS: usize = 2;
 /// `jmp [rip]`: the address to jump to stands behind it.
 const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
-/// Length of that jump with the address behind it, in bytes.
+/// Length of [`JUMP`] with the address behind it, in bytes.
 const JUMP_BYTES: usize = 14;
-/// `mov r11, NUMBER` and `jmp DISTANCE`.
+/// First bytes of `mov r11, NUMBER` and of `jmp DISTANCE`.
 const TO_R11: [u8; 2] = [0x49, 0xbb];
 const TO_CODE: u8 = 0xe9;
 /// Length of `jmp DISTANCE`, in bytes.
 const NEAR_BYTES: usize = 5;
-/// Offsets of the replaced bytes, the hash and the function's address in a way.
+/// Offsets in a way: of the replaced bytes, the hash of their pages, and their address.
 const REPLACED_AT: usize = 24;
 const HASH_AT: usize = 40;
 const FUNCTION_AT: usize = 48;
-/// Longest time for a program to be loaded, and the pause between two looks: 1 s, 10 ms.
+/// Longest wait for a program's C library to be loaded, and the pause between two looks: 1 s, 10 ms.
 const LOADING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(10));
-/// Most bytes of a stack that are searched for addresses in the gate: 8 MiB.
+/// Most bytes of a thread's stack that are searched for return addresses in code that is to change: 8 MiB.
 const STACK_BYTES: u64 = 8 << 20;
 
-/// A way to the gate.
+/// A way to the gate: the piece of code to which one changed function jumps, and what is needed to undo the jump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Way {
     /// Address of the way.
@@ -76,7 +79,7 @@ struct Way {
 }
 
 impl Way {
-    /// The way at an address; `None` if there is none yet.
+    /// Reads the way at an address; `None` if that place in the gate is not used yet.
     fn read(memory: &File, at: u64) -> Option<Self> {
         let mut bytes = [0; GATE_WAY_BYTES];
         memory.read_exact_at(&mut bytes, at).ok()?;
@@ -86,7 +89,7 @@ impl Way {
         (way.function != 0).then_some(way)
     }
 
-    /// The bytes of the way, in a gate at address `gate`.
+    /// The machine code and data of the way, for a gate at address `gate`.
     fn encode(&self, gate: u64, Leadable { errno, undo, .. }: &Leadable) -> [u8; GATE_WAY_BYTES] {
         let mut bytes = [0; GATE_WAY_BYTES];
         let (undo, to_r11) = (&undo.0[..undo.1], undo.1);
@@ -123,8 +126,9 @@ impl Way {
         bytes
     }
 
-    /// The bytes that undo the jump, given the bytes `there` now: each byte of the jump becomes the former one again.
-    /// Bytes that differ from the jump's are breakpoints, and stay. `None`: the code no longer leads to the gate.
+    /// The bytes to write to undo the jump, given the bytes that are `there` now: each byte of the jump becomes the
+    /// former one again. Bytes that differ from the jump's are breakpoints, and stay. `None`: the code no longer leads
+    /// to the gate.
     fn undone(&self, there: &[u8; JUMP_BYTES]) -> Option<[u8; JUMP_BYTES]> {
         let (mut bytes, jump) = (*there, self.jump());
         let is_ours = |at: &usize| there[*at] == jump[*at];
@@ -147,7 +151,7 @@ impl Way {
     }
 }
 
-/// The places of a gate's ways.
+/// The addresses at which a gate's ways lie, used or not.
 fn places(gate: u64) -> impl Iterator<Item = u64> {
     (0..GATE_WAYS).map(move |n| gate + (GATE_WAYS_AT + n * GATE_WAY_BYTES) as u64)
 }
@@ -158,7 +162,7 @@ fn is_gate(memory: &File, place: u64) -> bool {
     at.is_some_and(|at| memory.read_exact_at(&mut mark, at).is_ok()) && mark == GATE_MARK
 }
 
-/// A function that can be led to a gate.
+/// An `mremap` in a C library of the process, which can be changed so that it jumps to a gate.
 #[derive(Clone, Copy, Debug)]
 pub struct Leadable {
     /// The function, without its first instruction if that stays.
@@ -182,7 +186,7 @@ fn undone(begin: &[u8; JUMP_BYTES]) -> (usize, Undo) {
             code[0] = PUSHES[1];
             (1, (code, 1))
         }
-        // The operand is a signed byte; only positive ones are undone.
+        // The operand is a signed byte; only positive operands are undone.
         [one, two, three, bytes @ 1..0x80, ..] if [*one, *two, *three] == SUBTRACTS => {
             code[..ADDS.len()].copy_from_slice(&ADDS);
             code[ADDS.len()] = *bytes;
@@ -193,7 +197,8 @@ fn undone(begin: &[u8; JUMP_BYTES]) -> (usize, Undo) {
     }
 }
 
-/// The functions of a process that can be led to a gate. The threads may run meanwhile.
+/// The functions of a process (`mremap`, one in each C library) that can be led to a gate. The threads may run
+/// meanwhile.
 pub fn leadable(pid: u32) -> Vec<Leadable> {
     let Ok(memory) = Memory::open(pid) else { return Vec::new() };
     let found = c_library::find(&memory, NAMES);
@@ -209,12 +214,14 @@ pub fn leadable(pid: u32) -> Vec<Leadable> {
     found.into_iter().filter_map(with_begin).collect()
 }
 
-/// The name of a C library that cannot be looked into without waiting for a user.
+/// The name of a C library whose file may keep readers waiting, if the functions' addresses are not found without
+/// reading it.
 pub fn library_out_of_reach(pid: u32) -> Option<String> {
     c_library::out_of_reach(&Memory::open(pid).ok()?, NAMES)
 }
 
-/// Waits until a program that is being loaded has its C library: a second at most. One without a loader is linked statically.
+/// Waits until a program that is being loaded has its C library: a second at most. A program without a dynamic loader
+/// is linked statically, and is not waited for.
 pub fn wait_for_library(pid: u32) {
     let until = Instant::now() + LOADING.0;
     while has_loader(pid) && leadable(pid).is_empty() && Instant::now() < until {
@@ -222,19 +229,20 @@ pub fn wait_for_library(pid: u32) {
     }
 }
 
-/// Whether the kernel has loaded another object than the program, which loads its libraries.
+/// Whether the kernel has loaded a dynamic loader (ELF interpreter) beside the program, which loads the program's
+/// libraries.
 fn has_loader(pid: u32) -> bool {
     let base = AuxiliaryVector::of(pid).ok().and_then(|vector| vector.value(AT_BASE));
     base.is_some_and(|base| base != 0)
 }
 
-/// The gate that a process has inherited from an attached one.
+/// The gate that a process has inherited from its attached parent by fork.
 pub fn inherited(pid: u32) -> Option<HostVirt> {
     let memory = File::open(host::proc_file(pid, "mem")).ok()?;
     leadable(pid).iter().find_map(|led| gate_of(&memory, led.function.start, &led.begin)).map(HostVirt)
 }
 
-/// The gate to which these bytes lead, from this address.
+/// The gate to which these bytes jump if they are the code at address `at`; `None` if they do not jump to a gate.
 fn gate_of(memory: &File, at: u64, bytes: &[u8; JUMP_BYTES]) -> Option<u64> {
     let way = match bytes {
         [first, a, b, c, d, ..] if *first == TO_CODE => {
@@ -246,8 +254,8 @@ fn gate_of(memory: &File, at: u64, bytes: &[u8; JUMP_BYTES]) -> Option<u64> {
     Some(way / PAGE_BYTES as u64 * PAGE_BYTES as u64).filter(|gate| is_gate(memory, *gate))
 }
 
-/// Leads these functions to the gate, as far as they are not led there. The threads stand still, but for the agent's
-/// `own`. Returns whether nothing is left to be done.
+/// Leads these functions to the gate, unless they lead there already. The threads stand still, but for the agent's
+/// `own`. Returns whether nothing is left to be done; false if a thread is within the code that is to change.
 ///
 /// # Errors
 /// There is no gate, or the kernel does not let code be changed.
@@ -259,8 +267,8 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
     for leadable @ Leadable { function, begin, .. } in found {
         let mut replaced = [0; JUMP_BYTES];
         memory.read_exact_at(&mut replaced, function.start)?;
-        // The function leads to a gate already, or other code was put there. Or the process has executed another
-        // program since the look.
+        // The function leads to a gate already, or somebody has put other code there. Or the process has executed
+        // another program since the functions were found.
         let is_led = replaced.starts_with(&JUMP) || gate_of(&memory, function.start, &replaced).is_some();
         if is_led || replaced != *begin || function.bytes < JUMP_BYTES as u64 {
             continue;
@@ -281,8 +289,9 @@ pub fn lead(pid: u32, own: &[u64], gate: HostVirt, found: &[Leadable]) -> anyhow
     Ok(is_all)
 }
 
-/// Leads the program's calls to where they went before. The threads stand still, but for the agent's `own`. Returns calls that are to be
-/// made in the process, so that pages are their file's again. `None`: nothing was changed, as a thread is in the gate.
+/// Undoes what [`lead`] has changed. The threads stand still, but for the agent's `own`. Returns system calls that are
+/// to be made in the process, so that it maps the file's own pages again in place of its changed copies. `None`:
+/// nothing was changed, as a thread is in the gate or in a jump to it.
 ///
 /// # Errors
 /// The process has ended.
@@ -311,19 +320,19 @@ pub fn lead_back(pid: u32, own: &[u64], memory: &File, gate: PageRange) -> anyho
     Ok(Some(orders))
 }
 
-/// A gate among these ranges.
+/// The first of these ranges that is a gate.
 pub fn among(memory: &File, ranges: &[PageRange]) -> Option<PageRange> {
     let is_it = |range: &&PageRange| range.pages == GATE_PAGES && is_gate(memory, range.start.0);
     ranges.iter().find(is_it).copied()
 }
 
-/// Whether these pages map a file, and not a copy of it.
+/// Whether these pages lie in one mapping of a file.
 fn are_of_a_file(pid: u32, pages: PageRange) -> bool {
     let maps = |mapping: &Mapping| mapping.inode != 0 && mapping.start <= pages.start && pages.end() <= mapping.end;
     Mapping::list(pid).is_ok_and(|mappings| mappings.iter().any(maps))
 }
 
-/// Whether these pages are a file's own, and nobody has changed them here.
+/// Whether these pages are present, and all of them the page cache's: not one is a private copy that was changed.
 fn are_the_files(pid: u32, pages: PageRange) -> bool {
     let mut entries = Vec::new();
     Pagemap::open(pid).is_ok_and(|map| map.read(pages.start, pages.pages, &mut entries).is_ok())
@@ -331,7 +340,7 @@ fn are_the_files(pid: u32, pages: PageRange) -> bool {
         && entries.iter().all(|entry| entry.present() && entry.file_or_shared())
 }
 
-/// A hash (FNV-1a) of pages.
+/// A hash (FNV-1a) of the content of pages.
 fn hash(memory: &File, pages: PageRange) -> anyhow::Result<u64> {
     let mut bytes = vec![0; usize::try_from(page::pages_to_bytes(pages.pages))?];
     memory.read_exact_at(&mut bytes, pages.start.0)?;
@@ -372,7 +381,7 @@ fn is_entered(pid: u32, own: &[u64], memory: &File, places: &[Range<u64>]) -> bo
     })
 }
 
-/// The words of memory, as far as it can be read.
+/// The 64-bit words in a range of memory, as far as it can be read.
 fn words_of(memory: &File, range: Range<u64>) -> impl Iterator<Item = u64> {
     const PIECE: u64 = 64 << 10;
     let pieces = (range.start..range.end).step_by(PIECE as usize);

@@ -17,7 +17,8 @@ use wire::attach::{GATE_MARK, GATE_MARK_AT, GATE_PAGES};
 const NOWHERE: u64 = 0x1234_5678_9abc;
 
 /// A program with a gate that nobody serves, and with a thread that counts as the agent's. `mremap` is never called.
-/// For each number that it reads, a thread sleeps in a call with that number on its stack, until the program reads `out`.
+/// For each number that it reads, a thread sleeps in a call with that number on its stack, until the program reads
+/// `out`.
 const PROGRAM: &str = "
 thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
 thread.start()
@@ -33,7 +34,7 @@ for line in sys.stdin:
 wait_for_end()
 ";
 
-/// Such a program, and one who leads its calls.
+/// A running [`PROGRAM`], and what is needed to lead its calls of `mremap` to the gate.
 struct Led {
     subject: Subject,
     halts: Halts,
@@ -109,7 +110,7 @@ impl Led {
         places(self.gate.start.0).filter_map(|at| Way::read(self.remote.memory(), at)).collect()
     }
 
-    /// Does this while a thread has a number on its stack.
+    /// Calls `act` while a thread has `number` on its stack.
     fn while_on_stack<T>(&mut self, number: u64, act: impl FnOnce(&mut Self) -> T) -> T {
         self.subject.tell(&number.to_string());
         self.subject.wait_for_calls(&[libc::SYS_recvfrom]);
@@ -206,7 +207,7 @@ fn thread_is_found_at_its_instruction_unless_it_is_the_agents() {
     assert!(!there(&[led.own, led.pid().into()], instruction));
 }
 
-/// Nobody knows where it is.
+/// The kernel does not tell at which instruction a running thread is.
 #[test]
 fn thread_that_runs_may_be_anywhere() {
     let subject = Subject::start("while True: pass");
@@ -215,7 +216,7 @@ fn thread_that_runs_may_be_anywhere() {
     assert!(is_entered(subject.pid(), &[], remote.memory(), slice::from_ref(&(NOWHERE..NOWHERE + 1))));
 }
 
-/// A stack of which pages were folded may be several mappings.
+/// A stack may consist of several mappings, if pages of it were folded.
 #[test]
 fn thread_is_found_by_stack_that_is_several_mappings() {
     let led = Led::start();
@@ -230,7 +231,8 @@ fn thread_is_found_by_stack_that_is_several_mappings() {
         }
         words.push((at, u64::from_ne_bytes(bytes)));
     }
-    // The next page holds another thing each time: pointers of frames further up, the environment, or nothing but zeros.
+    // The next page holds another thing each time: pointers of frames further up, the environment, or nothing but
+    // zeros.
     let is_new = |(at, word): (u64, u64)| word > 1 << 32 && words.iter().all(|(a, other)| *a >= at || *other != word);
     let (at, word) = words.iter().copied().find(|found| found.0 >= next && is_new(*found)).expect("a word further up");
     let next = at / 4096 * 4096;
@@ -245,7 +247,7 @@ fn thread_is_found_by_stack_that_is_several_mappings() {
     assert!(is_found(), "the stack is several mappings now");
 }
 
-/// Its loader waits for a file that it is to load first.
+/// The program's dynamic loader is kept waiting by a file that it has to load before the C library.
 #[test]
 fn program_that_is_being_loaded_has_its_library_soon() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,8 +7,8 @@
 //!   Halted --- go ---> each goes on; interrupted system calls are begun again (`mend`, `watched`)
 //! ```
 //!
-//! A thread may be held in the kernel, by a disk for example. It counts as stopped only in a system call that changes no
-//! mapping ([`HARMLESS`]).
+//! A thread may be held in the kernel, by a disk for example. It counts as stopped only in a system call that changes
+//! no mapping ([`HARMLESS`]).
 
 use crate::ending::Ending;
 use crate::mend::Limit;
@@ -27,18 +27,20 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-/// Time for all threads to stop: 6 ms; up to 48 ms where processors are short, so that threads stop late.
+/// Longest wait for all threads to stop: 6 ms at first. It doubles up to 48 ms while threads stop late, for lack of
+/// processors.
 const STOP_TIME: (Duration, Duration) = (Duration::from_millis(6), Duration::from_millis(48));
-/// Longest time for which stopped threads are kept until the process's first thread has stopped, too: 50 ms. The first thread
-/// has to go on before the others.
+/// When threads are to go on and the process's first thread has not stopped yet: the longest wait for that stop, 50 ms.
+/// The first thread has to go on before the others.
 const LEADER_TIME: Duration = Duration::from_millis(50);
-/// Time after which a thread that sleeps in the kernel is taken to be held there: 1 ms.
+/// Time after which a thread that has not stopped may count as held in the kernel by a device: 1 ms.
 const HELD_TIME: Duration = Duration::from_millis(1);
 /// Time between two looks at threads that have yet to stop: 200 us.
 pub const SOON: Duration = Duration::from_micros(200);
-/// Time between two looks at threads whose calls may end by themselves: 1 s.
+/// Time between two looks at threads whose restarted calls may end by themselves: 1 s.
 const LOOK: Duration = Duration::from_secs(1);
-/// System calls that a thread may be held in by a device, and that change no mapping.
+/// System calls that change no mapping, and in which a device may hold a thread. A thread held in one of them counts as
+/// stopped.
 const HARMLESS: [i64; 16] = [
     libc::SYS_read,
     libc::SYS_write,
@@ -66,9 +68,9 @@ pub struct Halts {
     stopped: BTreeMap<i32, Stopped>,
     /// Threads that were let go before they had stopped.
     late: Vec<Stopped>,
-    /// Threads that go on, and whose system calls are looked after.
+    /// Threads that go on, traced until the system calls that they have restarted have ended.
     watched: BTreeMap<i32, Watched>,
-    /// Threads of ours that end.
+    /// Threads that this program has made in the process, and that are to end.
     ending: Vec<Ending>,
     /// The process that gives lent threads back, and ends threads of ours, should this process be killed.
     rescue: Weak<Rescue>,
@@ -81,7 +83,7 @@ pub struct Halts {
 }
 
 impl Halts {
-    /// For a program whose threads all run.
+    /// For a program of which no thread is stopped.
     pub const fn new(program: Program, clocks: Clocks) -> Self {
         Self {
             program,
@@ -135,19 +137,20 @@ impl Halts {
         stop::ask(self.program.pid, thread, &self.clocks, true)
     }
 
-    /// Lets a thread go on as soon as it has stopped.
+    /// Lets a thread that was asked to stop ([`Halts::ask_one`]) go on as soon as it has stopped.
     pub fn let_go(&mut self, stopped: Stopped) {
         self.late.push(stopped);
         self.tend();
     }
 
-    /// Takes over a thread that makes calls of ours, and is to end.
+    /// Takes over a thread that this program has made in the process, and that is to end.
     pub fn end(&mut self, ending: Ending) {
         self.ending.push(ending);
         self.tend();
     }
 
-    /// Looks after threads until none needs that: if this process ended before, the program would see interrupted calls.
+    /// Lets all threads go on, and looks after them until none needs that: if this process ended before, the program
+    /// would see interrupted calls.
     pub fn finish(&mut self, signals: &Signals) {
         self.go();
         while self.is_pending() || !self.watched.is_empty() {
@@ -160,7 +163,7 @@ impl Halts {
         }
     }
 
-    /// Whether threads are stopped, or will be.
+    /// Whether threads are stopped, will stop, or are about to end.
     pub fn is_pending(&self) -> bool {
         !self.stopped.is_empty() || !self.late.is_empty() || !self.ending.is_empty()
     }
@@ -213,8 +216,8 @@ impl Halts {
         }
     }
 
-    /// Threads of the program with their numbers, except for the agent's threads and threads that are dealt with
-    /// already.
+    /// Threads of the program with their ids, except for the agent's threads (`own`) and those that are stopped,
+    /// watched or ending already.
     ///
     /// # Errors
     /// The process is gone.
@@ -231,8 +234,8 @@ impl Halts {
         Ok(threads::list(pid)?.into_iter().map(|thread| (number(thread), thread)).filter(is_other).collect())
     }
 
-    /// Whether no thread is in a call that must not be interrupted. Looks at the clocks, if a time limit has to be kept:
-    /// nobody is stopped meanwhile.
+    /// Whether no thread is in a call that must not be interrupted. If one waits in a call with a time limit, the
+    /// scheduler clocks are compared ([`Clocks::refresh`]): no thread is stopped meanwhile.
     fn may_stop(&mut self, own: &[u64]) -> bool {
         let pid = self.program.pid;
         let Ok(others) = self.others(own) else { return false };
@@ -278,7 +281,8 @@ impl Halts {
         self.wait_for(|_| true, began) && self.others(own).is_ok_and(|new| new.is_empty())
     }
 
-    /// Asks threads to stop. Returns whether all of them may be stopped.
+    /// Asks threads to stop. Returns false if one of them must not be stopped or traced: then the threads behind it are
+    /// not asked.
     fn ask(&mut self, threads: &[(i32, Pid)]) -> bool {
         for (number, thread) in threads {
             match stop::ask(self.program.pid, *thread, &self.clocks, false) {
@@ -290,7 +294,8 @@ impl Halts {
         true
     }
 
-    /// Waits until all threads have stopped that were asked to, for `stop_time` at most. Returns whether they have.
+    /// Waits until the threads that were asked to stop have stopped, for `stop_time` after `began` at most. Returns
+    /// whether they have. Watched threads count only if `which` holds for their id.
     fn wait_for(&mut self, which: impl Fn(i32) -> bool, began: Instant) -> bool {
         while !self.all_stopped(&which, began) {
             if began.elapsed() > self.stop_time {
@@ -337,8 +342,8 @@ impl Halts {
         }
     }
 
-    /// Looks after threads that were let go: threads that stop only now, and threads that are watched. Not to be called
-    /// while all threads are to stand still.
+    /// Looks after threads that were let go: those that stop only now go on, and watched ones get what they need. Not
+    /// to be called while all threads are to stand still.
     pub fn tend(&mut self) {
         let leader = self.watched.remove_entry(&self.program.pid.cast_signed());
         let others = std::mem::take(&mut self.watched);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Each call waits for something that never comes, and has a time limit of 0.6 s.
+/// A program whose system calls each wait for something that never comes, with a time limit of 0.6 s.
 const TIMED: &str = "
 raw(272, 0x08000000)
 limit_s = 0.6
@@ -84,7 +84,7 @@ raw(66, semaphores, 0, 0)
 os._exit(0)
 ";
 
-/// The answers of [`TIMED`] that are not 0.
+/// What the calls of [`TIMED`] return, where that is not 0.
 const ANSWERS: [(&str, &str); 11] = [
     ("semtimedop", "EAGAIN"),
     ("rt_sigtimedwait", "EAGAIN"),
@@ -99,7 +99,7 @@ const ANSWERS: [(&str, &str); 11] = [
     ("futex", "ETIMEDOUT"),
 ];
 
-/// A socket's `recv` with a time limit once answered 0 when it was over, as if the other end had hung up.
+/// Once, `recv` on a socket with a time limit returned 0 when the limit was over, as if the other end had hung up.
 #[test]
 fn calls_with_time_limit_answer_as_without_stops_and_not_early() {
     let mut subject = Subject::start(TIMED);
@@ -128,7 +128,7 @@ fn calls_with_time_limit_answer_as_without_stops_and_not_early() {
     subject.tell_to_end();
 }
 
-/// Begun again, a call that connects has its whole time once more. It answered `EALREADY` then where nobody ended it before.
+/// A restarted `connect` has its whole time limit again. If nobody ended it before that, it returned `EALREADY`.
 #[test]
 fn call_that_connects_and_is_looked_after_late_answers_as_without_stops() {
     let alone = TIMED
@@ -151,7 +151,7 @@ fn call_that_connects_and_is_looked_after_late_answers_as_without_stops() {
     subject.tell_to_end();
 }
 
-/// Each call waits for something that never comes, without end.
+/// A program whose system calls each wait for something that never comes, without a time limit.
 const ENDLESS: &str = "
 raw(272, 0x08000000)
 word = ctypes.c_int(1)
@@ -254,7 +254,7 @@ fn states(pid: u32) -> Vec<(i32, u8)> {
     threads::list(pid).expect("it runs").into_iter().filter_map(state).collect()
 }
 
-/// Threads that make threads, all the time.
+/// A program whose threads make further threads all the time.
 const MAKER: &str = "
 def one(depth):
     end = time.monotonic() + 0.002
@@ -297,7 +297,8 @@ fn all_threads_stand_still_while_threads_are_made_but_those_that_are_left_out() 
     assert_eq!(subject.line(), "end");
 }
 
-/// A write to a full pipe, and a `recv` for all there is to come: interrupted, they would answer with a part.
+/// A program with a write to a full pipe, and a `recv` with `MSG_WAITALL`: if interrupted, they would return that a
+/// part was done.
 const PARTIAL: &str = "
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 ends = os.pipe()
@@ -336,7 +337,7 @@ fn call_that_would_answer_with_part_is_not_stopped() {
     }
 }
 
-/// Says how often a signal has come that has a handler.
+/// A program that says how often its signal handler has run.
 const SIGNALLED: &str = "
 caught = []
 def handle(*unused):
@@ -423,7 +424,7 @@ fn all_stand(subject: &Subject) -> bool {
     states(subject.pid()).iter().all(|(_, state)| *state == b't')
 }
 
-/// Its threads wait with a time limit, and without one.
+/// A program whose threads wait with a time limit, and without one.
 const WAITERS: &str = "
 epoll, other = select.epoll(), select.epoll()
 events = ctypes.create_string_buffer(128)
@@ -461,8 +462,8 @@ fn thread_whose_call_is_looked_after_is_stopped_again_and_finished_with() {
     assert_eq!(subject.line(), "end");
 }
 
-/// The first thread waits for its child by `vfork`, which no signal ends. The child ends with a byte. The call is made with
-/// Python's lock, which the child has from then on.
+/// A program whose first thread waits for its child by `vfork`, which no signal ends. The child ends when it reads a
+/// byte. `vfork` is called with Python's lock held, so that the child has it, and can go on in Python.
 const HELD: &str = "
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 say('ready')

@@ -48,27 +48,27 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use wire::attach::FILES;
 
-/// Time for one thread to stop: 20 ms.
+/// Longest wait for one thread of the program to stop: 20 ms. Then the next thread is tried.
 const STOP_TIME: Duration = Duration::from_millis(20);
-/// Time for a thread to be found that can be stopped: 5 s.
+/// Longest time in which a thread is sought that can be stopped: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Stack of the agent's first thread, in bytes.
 const STACK_BYTES: u64 = 1 << 20;
-/// Bytes that a message takes by which the thread receives a file.
+/// Size of the `msghdr` and its buffers, with which the agent's thread receives a file, in bytes.
 const MESSAGE_BYTES: u64 = 128;
-/// Variable that tells the agent that its thread has the program's directories.
+/// Environment variable that tells the agent that its first thread shares root and working directory with the program.
 const SHARED: &str = "PAGEFOLD_SHARED_DIRECTORIES";
 
-/// An agent in a process.
+/// An agent in a process, and the means to serve it.
 #[derive(Debug)]
 pub struct Injected {
-    /// The other end of its channel.
+    /// This program's end of the agent's channel.
     pub channel: OwnedFd,
     /// Its first thread.
     pub thread: Pid,
-    /// Memory of the object and its stack.
+    /// Addresses of the agent's object and of its first thread's stack, which follows it.
     pub range: Range<u64>,
-    /// How long a thread of the program's was stopped.
+    /// How long a thread of the program was stopped to make the agent's first thread.
     pub stopped: Duration,
     /// Stops the program's threads.
     pub halts: Halts,
@@ -76,7 +76,8 @@ pub struct Injected {
     pub gate: Option<HostVirt>,
 }
 
-/// Stops a thread of the program's, has `work` done by it, and lets it go on. Returns how long it was stopped, too.
+/// Stops a thread of the program, calls `work`, which has that thread make system calls, and lets the thread go on.
+/// Returns what `work` returns, and how long the thread was stopped.
 ///
 /// # Errors
 /// No thread can be stopped, or the work fails.
@@ -128,8 +129,8 @@ pub(crate) fn borrow_one_of<T>(
     }
 }
 
-/// The process that gives steered threads back should this process be killed. It is started before any thread is
-/// steered.
+/// The process that restores borrowed threads should this process be killed ([`Rescue`]). It is started before any
+/// thread is borrowed.
 fn way_back(halts: &mut Halts) -> anyhow::Result<Rc<Rescue>> {
     halts.rescue().context("cannot have a second process, which gives its threads back if this one is killed")
 }
@@ -165,7 +166,8 @@ fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
         Doing::Call(call) if call.may_be_stopped() => Some(2),
         Doing::Call(_) | Doing::Other => None,
     };
-    // While the first thread is traced, signals that the program ignores interrupt others.
+    // While the first thread is traced, signals that the program ignores interrupt its other threads. So the first
+    // thread is the last choice.
     let is_first = |thread: &Pid| thread.as_raw_nonzero().get().cast_unsigned() == pid;
     let all = halts.others(&[]).context("the process has ended")?;
     let mut ranked: Vec<(u8, bool, Pid)> =
@@ -174,8 +176,8 @@ fn candidates(halts: &Halts) -> anyhow::Result<Vec<Pid>> {
     Ok(ranked.into_iter().map(|(.., thread)| thread).collect())
 }
 
-/// Puts the object into a process, with these variables in its environment. If that fails, `tell` is told before threads are
-/// looked after, which may take as long as the process is frozen.
+/// Puts the object into a process, with these variables in its environment. If that fails, `tell` is told before
+/// threads are looked after, which may take as long as the process is frozen.
 ///
 /// # Errors
 /// The process cannot be traced, or lacks memory, threads or descriptors. Nothing of the agent is then left in it.
@@ -208,8 +210,8 @@ pub(crate) fn give_up(
     why
 }
 
-/// Looks whether a process's filters of system calls let an agent work. One of its threads is stopped for that. `tell`: see
-/// [`inject`].
+/// Looks whether a process's filters of system calls let an agent work. One of its threads is stopped for that. `tell`:
+/// see [`inject`].
 ///
 /// # Errors
 /// The filters do not let an agent work, or cannot be read.
@@ -225,7 +227,7 @@ pub fn look_at_filters(pid: u32, signals: &Signals, tell: impl FnOnce(&anyhow::E
     }
 }
 
-/// The flags for the agent's first thread.
+/// The `clone` flags for the agent's first thread. An error if a seccomp filter does not let an agent work.
 fn judge_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<u64> {
     if !threads::is_filtered(pid, tracee.thread()) {
         return Ok(seccomp::first_thread(&[]));
@@ -239,7 +241,7 @@ fn judge_filters(pid: u32, tracee: &Tracee) -> anyhow::Result<u64> {
     }
 }
 
-/// The agent that was put into a process: see [`Injected`].
+/// What [`put`] has made in a process: see [`Injected`].
 struct Put {
     channel: OwnedFd,
     thread: Pid,
@@ -304,13 +306,13 @@ fn make_thread(pid: u32, remote: &Remote, tracee: &Tracee, made: &Cell<Option<Pi
     Ok(flags & libc::CLONE_FS as u64 != 0)
 }
 
-/// The agent's first thread, while it is traced.
+/// The agent's first thread, while it is traced and makes the system calls that prepare it.
 struct Thread<'a> {
     pid: u32,
     tracee: &'a Tracee,
     remote: &'a Remote,
     ours: Option<&'a Ours>,
-    /// Memory that was mapped for the thread and could not be unmapped: address and bytes.
+    /// Memory that was mapped for the agent and could not be unmapped: its address, and its size in bytes.
     left: Cell<Option<[u64; 2]>>,
 }
 
@@ -368,7 +370,8 @@ impl Thread<'_> {
         }
     }
 
-    /// Maps the object's file to its place. Pages that the agent does not write are the file's own.
+    /// Maps the segments of the object's file at their addresses. Pages that the agent does not write stay pages of
+    /// that file.
     fn fill(&self, object: &Object, range: &Range<u64>, channel: &Seqpacket) -> anyhow::Result<()> {
         let base = range.start;
         let file = self.give(channel, object.file.as_fd(), range.end).context("it does not take the agent's file")?;
@@ -383,7 +386,8 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Opens a channel as descriptor 0, and returns its other end. The eight bytes below `top` are free.
+    /// Has the thread open a channel as its descriptor 0, and returns this program's end. The eight bytes below `top`
+    /// are free.
     fn open_channel(&self, top: u64) -> anyhow::Result<Seqpacket> {
         let (kind, place) = ((libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as u64, top - 8);
         self.call(libc::SYS_socketpair, [libc::AF_UNIX as u64, kind, 0, place, 0, 0])?;
@@ -396,8 +400,8 @@ impl Thread<'_> {
         Ok(channel.into())
     }
 
-    /// Sends the agent the page table of its process, and the device that makes userfaultfds, if there is one. The page table is
-    /// that of the program whose thread is traced: the thread ends before another program is executed.
+    /// Sends the agent the page table of its process, and the device that makes userfaultfds, if there is one. The page
+    /// table is that of the program whose thread is traced: the thread ends before another program is executed.
     fn give_files(&self, channel: &Seqpacket) -> anyhow::Result<()> {
         let pagemap = act::without_frame_numbers(|| Pagemap::open(self.pid)).context("cannot give up a right")?;
         let pagemap = pagemap.context("its page table is not shown to us")?;
@@ -408,7 +412,8 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Gives the thread a file by its channel, and returns its number there. [`MESSAGE_BYTES`] below `top` are free.
+    /// Passes the thread a file over its channel, and returns the file's descriptor in the thread. [`MESSAGE_BYTES`]
+    /// below `top` are free.
     fn give(&self, channel: &Seqpacket, file: BorrowedFd<'_>, top: u64) -> anyhow::Result<u64> {
         anyhow::ensure!(channel.send(&FILES, &[file])?, "its channel takes nothing");
         let place = top - MESSAGE_BYTES;
@@ -437,7 +442,8 @@ impl Thread<'_> {
     }
 }
 
-/// Registers with which a program begins.
+/// The registers with which the kernel starts a program: those of `before`, with instruction and stack pointer set and
+/// all others cleared.
 const fn begin(before: Registers, entry: u64, stack: u64) -> Registers {
     Registers {
         rip: entry,

@@ -9,7 +9,8 @@ use rustix::process::{Signal, kill_process};
 use std::cell::Cell;
 use std::fs::File;
 
-/// Its only thread waits for some milliseconds in a call that the kernel would not begin again, and blocks a signal.
+/// A program whose only thread blocks a signal, and waits for some milliseconds in a call that the kernel would not
+/// restart.
 const WAITS: &str = "
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 epoll = select.epoll()
@@ -65,7 +66,7 @@ fn work_that_fails_leaves_thread_as_it_was() {
     assert_eq!(subject.line(), "end");
 }
 
-/// The signal was once lost, and the program went on.
+/// Once, the signal that suspends the program was lost, and the program went on.
 #[test]
 fn program_that_is_suspended_meanwhile_stays_so() {
     // Its call must not have ended before the thread is borrowed, and this thread may be late.
@@ -96,7 +97,8 @@ fn program_that_is_suspended_meanwhile_stays_so() {
     assert_eq!(subject.line_with(&mut halts), "end");
 }
 
-/// A program of which one thread gives all of them a filter when it is told to. That gives this answer to one call.
+/// A program of which one thread, when told to, gives all threads a seccomp filter. For one call, the filter returns
+/// `ACTION`.
 const FILTERS: &str = "
 code = ctypes.create_string_buffer(struct.pack('HBBI' * 4, 0x20, 0, 0, 0, 0x15, 0, 1, NUMBER, 6, 0, 0, ACTION, 6, 0, 0, 0x7fff0000))
 program = struct.pack('HxxxxxxQ', 4, ctypes.addressof(code))
@@ -108,7 +110,7 @@ say('filtered')
 wait_for_end()
 ";
 
-/// The program, and the agent's thread in it, once were ended by the first call that the filter kills for.
+/// Once, the program and the agent's thread were killed by the first call that such a filter forbids.
 #[test]
 fn filter_that_all_threads_are_given_during_injection_is_judged() {
     if !rustix::process::geteuid().is_root() || host::open_userfaultfd_device().is_err() {

@@ -1,4 +1,4 @@
-//! Has ksmd, the kernel's own merger, merge all memory of a running process, or not any more.
+//! Has ksmd merge all memory of a running process, or ends that.
 //!
 //! The kernel accepts this request only from the process itself: `process_madvise` on another process answers `EINVAL`
 //! to `MADV_MERGEABLE` (Linux 6.18). So one thread is borrowed for one system call, `prctl(PR_SET_MEMORY_MERGE)`.
@@ -18,7 +18,7 @@ use anyhow::{Context, bail, ensure};
 use host::{KsmStat, Signals};
 use std::time::Duration;
 
-/// The option of the call.
+/// The option of `prctl` that has all memory of a process merged.
 const MERGE: u64 = libc::PR_SET_MEMORY_MERGE as u64;
 /// Longest time for the call: 1 hour. A call that ends merging returns only after all merged pages have become private
 /// again.
@@ -35,8 +35,8 @@ pub fn merged_pages(pid: u32) -> Option<u64> {
     Some(stat.ksm_merging_pages? + stat.ksm_zero_pages.unwrap_or(0))
 }
 
-/// Has all memory of a process merged, or not any more. Returns how long a thread of it was stopped. `tell`: see
-/// [`crate::inject::inject`].
+/// Has ksmd merge all memory of a process if `merge`, and otherwise ends that. Returns how long a thread of it was
+/// stopped; zero if nothing had to be changed. `tell`: see [`crate::inject::inject`].
 ///
 /// # Errors
 /// The process cannot be traced, its filter of system calls does not allow the call, or the kernel is older than 6.4.
@@ -59,7 +59,7 @@ pub fn set(pid: u32, merge: bool, signals: &Signals, tell: impl FnOnce(&anyhow::
     }
 }
 
-/// Makes the call by a stopped thread.
+/// Has a stopped thread make the call of `prctl`.
 fn set_by(pid: u32, tracee: &Tracee, remote: &Remote, merge: bool) -> anyhow::Result<()> {
     if threads::is_filtered(pid, tracee.thread()) {
         let filters = tracee.filters().context("its filters of system calls (seccomp) cannot be read")?;

@@ -1,4 +1,4 @@
-//! Puts the agent into a running process, and takes it out again.
+//! Puts Pagefold's agent, which folds a process's pages from inside, into a running process, and takes it out again.
 #![forbid(unsafe_code)]
 
 pub mod c_library;

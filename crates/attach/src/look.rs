@@ -1,5 +1,5 @@
-//! Answers questions of the agent about its process, by system calls that the process's filter may forbid. The answers
-//! are about that process alone, and are told to nobody else.
+//! Answers questions of the agent about its process (open files, sockets, file systems), by system calls that the
+//! process's own seccomp filter may forbid. The answers are about that process alone, and nobody else gets them.
 
 use crate::threads;
 use act::file_of_thread;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use wire::attach::{ASKED_MOST, Question, Socket};
 
-/// Answers to a question of the agent's in a process. `agent` is one of its threads.
+/// The answer to a question from the agent in process `pid`. `agent` is one of the agent's threads.
 pub fn answer(pid: u32, agent: Pid, question: &Question) -> Vec<u64> {
     match question {
         Question::Tables => tables(pid, agent),
@@ -22,7 +22,8 @@ pub fn answer(pid: u32, agent: Pid, question: &Question) -> Vec<u64> {
     }
 }
 
-/// One thread of each table of open files, by the numbers that the process knows them by. None if there are too many.
+/// One thread of each table of open files, by thread ids in the process's PID namespace. Empty if there are more than
+/// an answer may have.
 fn tables(pid: u32, agent: Pid) -> Vec<u64> {
     // The first thread stays in the list when it has ended. Others leave it.
     let is_first = |thread: Pid| u32::try_from(thread.as_raw_nonzero().get()) == Ok(pid);
@@ -37,7 +38,7 @@ fn tables(pid: u32, agent: Pid) -> Vec<u64> {
     found.into_iter().map(|thread| threads::inner(pid, thread).unwrap_or(0)).collect()
 }
 
-/// The thread that the process knows by this number.
+/// The thread that has this id in the process's own PID namespace.
 fn thread_of(pid: u32, number: u64) -> Option<Pid> {
     threads::list(pid).ok()?.into_iter().find(|thread| threads::inner(pid, *thread) == Some(number))
 }

@@ -26,12 +26,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// File name of the agent.
+/// File name of the agent's object file.
 const OBJECT: &str = "pagefold-agent";
 
 /// Longest time for which a service is asked again and again to end a membership: 30 s.
 const SERVICE_TIME: Duration = Duration::from_secs(30);
-/// Time between two of these questions: 20 ms.
+/// Pause between two such requests to a service that does not answer: 20 ms.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Puts the agent into a running process; `pagefold attach` starts it
@@ -86,7 +86,7 @@ struct Order {
     stops: Option<PathBuf>,
 }
 
-/// The report of what was done.
+/// The program's output, one line of JSON.
 #[derive(Serialize)]
 struct Attached<'a> {
     pid: u32,
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A system call, for people who write filters.
+/// A system call in the output of `--calls`, for people who write seccomp filters.
 #[derive(Serialize)]
 struct Called {
     name: &'static str,
@@ -146,7 +146,7 @@ fn run(args: &Order) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Has ksmd merge the process, or not any more.
+/// Has ksmd merge the process's memory; with `--undo`, has ksmd end that.
 fn run_ksm(args: &Order, process: ProcessId, service: &Service) -> anyhow::Result<Outcome> {
     if host::Ksm::read().is_none() {
         return Err(Stop::HostLacks("this kernel has no KSM (CONFIG_KSM)".into()).into());
@@ -197,7 +197,7 @@ fn run_again(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     serve(&args, process, &place, injected, &signals).and(told).map(|()| Outcome::Done)
 }
 
-/// Puts the agent into the process, and stays beside it.
+/// Puts the agent into the process, and serves it until the process has ended or the agent has left.
 fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Result<Outcome> {
     let refused = |why: String| anyhow::anyhow!("process {} cannot be attached: {why}", args.pid);
     let facts = refuse::check(args.pid, args.all_anonymous).map_err(refused)?;
@@ -236,7 +236,8 @@ fn run_agent(args: &Order, process: ProcessId, service: Service) -> anyhow::Resu
     serve(args, process, &place, injected, &signals).and(told).map(|()| Outcome::Done)
 }
 
-/// Says why a process is not attached, and has nobody wait for this program any longer: it may have to look after threads.
+/// Says why a process is not attached, and closes this program's standard streams, for whose end `pagefold attach`
+/// waits: this program may still have to look after threads of the process, for as long as that takes.
 fn say_and_leave(pid: u32, why: &anyhow::Error) {
     exit::say_error(&anyhow::anyhow!("process {pid} cannot be attached: {why:#}"));
     let _ = leave_terminal();
@@ -248,7 +249,7 @@ fn is_no_member(service: &Service, process: ProcessId, why: &anyhow::Error) {
     say_and_leave(process.pid, left.as_ref().err().unwrap_or(why));
 }
 
-/// Stays beside the process until it has ended, or is as it was before.
+/// Stays beside the process until that has ended, or the agent has left it.
 fn serve(
     args: &Order,
     process: ProcessId,
@@ -279,7 +280,8 @@ fn serve(
     ended.and(noted)
 }
 
-/// The arguments for a forked child, but for those that name it. A child that somebody has detached stays so.
+/// The arguments of `pagefold-attach` for a forked child, without those that name the child. With `--by-rule`, a child
+/// that somebody has detached is not attached again.
 fn arguments_for_child(args: &Order) -> anyhow::Result<Vec<String>> {
     let dir = std::path::absolute(&args.dir)?;
     let dir = dir.to_str().context("the directory of the service is not text")?;
@@ -287,8 +289,8 @@ fn arguments_for_child(args: &Order) -> anyhow::Result<Vec<String>> {
     Ok(plain.into_iter().chain(args.all_anonymous.then(|| "--all-anonymous".to_owned())).collect())
 }
 
-/// Ends the membership of a process that the agent has left. A service that is just started anew answers a little later.
-/// `meanwhile` is called from time to time.
+/// Ends the membership of a process that the agent has left. A service that is just started anew answers a little
+/// later. `meanwhile` is called from time to time.
 fn end_membership(place: &Place, process: ProcessId, mut meanwhile: impl FnMut()) -> anyhow::Result<()> {
     let until = Instant::now() + SERVICE_TIME;
     loop {
@@ -301,7 +303,7 @@ fn end_membership(place: &Place, process: ProcessId, mut meanwhile: impl FnMut()
     }
 }
 
-/// Adds to a file how long threads were stopped.
+/// Adds to a file how long threads were stopped: a line for each stop, in microseconds.
 fn note_stops(path: &Path, first: Duration, others: &[Duration]) -> anyhow::Result<()> {
     let lines: String = [first].iter().chain(others).map(|time| format!("{}\n", time.as_micros())).collect();
     let file = File::options().append(true).create(true).open(path);
@@ -309,7 +311,7 @@ fn note_stops(path: &Path, first: Duration, others: &[Duration]) -> anyhow::Resu
     noted.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The agent's settings.
+/// The agent's settings, as variables of its environment.
 fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
     let socket = std::path::absolute(place.agent_socket())?;
     let socket = socket.to_str().context("the directory of the service is not text")?;
@@ -320,7 +322,8 @@ fn environment(args: &Order, place: &Place) -> anyhow::Result<Vec<String>> {
     Ok(all)
 }
 
-/// Reads the agent, which lies beside this program, or where cargo puts what is built for its target.
+/// Reads the agent's object file, which is beside this program, in `../lib/pagefold`, or where cargo puts what it
+/// builds for musl.
 fn read_object(place: &Place) -> anyhow::Result<object::Object> {
     let program = std::env::current_exe().unwrap_or_default();
     let dir = program.parent().unwrap_or(Path::new("/"));

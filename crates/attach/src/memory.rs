@@ -36,7 +36,8 @@ impl Memory {
         &self.mappings
     }
 
-    /// Whether pages of a mapping are there, or come from this host alone.
+    /// Whether all pages of a mapping can be read without waiting for anybody but this host: it has no file, or a local
+    /// one.
     pub fn is_local(&self, mapping: &Mapping) -> bool {
         self.local.hold(mapping)
     }
@@ -55,7 +56,7 @@ impl Memory {
     }
 }
 
-/// Pages that are in a process's page table.
+/// Tells which pages are present in a process's page table. Reading those keeps nobody waiting.
 #[derive(Debug)]
 pub struct Present(Option<Pagemap>);
 

@@ -12,8 +12,8 @@
 //!      v  fewer bytes written than asked --> again for the rest (`watched`)
 //! ```
 //!
-//! Calls may also answer with less than was asked, or end in another way. Those are not interrupted at all while a thread
-//! sleeps in them: [`Call::may_be_stopped`].
+//! Some calls would return less than was asked, or end in another way. A thread that sleeps in one of those is not
+//! stopped at all: [`Call::may_be_stopped`].
 
 use act::trace::Registers;
 use std::time::Duration;
@@ -23,13 +23,13 @@ const INTERRUPTED: i64 = -4;
 pub(crate) const AGAIN: i64 = -514;
 /// `ERESTART_RESTARTBLOCK`: the kernel goes on with the call by `restart_syscall`.
 pub(crate) const BY_ANOTHER: i64 = -516;
-/// Least number that stands for an error, as an answer of a system call, and for a request of the kernel's to itself.
+/// Lowest return value of a system call that is an error number (`-MAX_ERRNO`).
 const LEAST_ERROR: i64 = -4095;
 
 /// Number of `io_pgetevents`, which libc has no name for.
 const IO_PGETEVENTS: i64 = 333;
 
-/// Calls that answer `EINTR` after a stop, where their time limit is, and what they answer when it is over.
+/// Calls that return `EINTR` after a stop; where their time limit is; and what each returns when its limit is over.
 const CALLS: [(i64, Limit, i32); 20] = [
     (libc::SYS_semop, Limit::None, 0),
     (libc::SYS_epoll_wait, Limit::Milliseconds, 0),
@@ -53,10 +53,10 @@ const CALLS: [(i64, Limit, i32); 20] = [
     (libc::SYS_sendmsg, Limit::Socket, -libc::EAGAIN),
 ];
 
-/// Calls that send. Their answer may be a part.
+/// Calls that write or send. They may return that only a part was sent.
 const SENDING: [i64; 4] = [libc::SYS_write, libc::SYS_writev, libc::SYS_sendto, libc::SYS_sendmsg];
 
-/// Calls that the kernel begins again by itself, with the time that is left.
+/// Calls that the kernel restarts by itself after a stop, with the time that is left.
 const RESTARTED: [i64; 24] = [
     libc::SYS_futex,
     libc::SYS_futex_waitv,
@@ -88,7 +88,7 @@ const FUTEX_WAIT: i64 = 455;
 
 /// `IORING_ENTER_EXT_ARG`: the time limit of the call is in a structure.
 const RING_EXTENDED: u64 = 1 << 3;
-/// `KVM_RUN`: ends with `EINTR` whenever the kernel likes, and programs begin it again.
+/// `KVM_RUN`: an `ioctl` that may return `EINTR` at any time, so that programs call it again.
 const KVM_RUN: u64 = 0xae80;
 
 /// A system call as a thread has made it.
@@ -102,14 +102,14 @@ pub struct Call {
     pub place: [u64; 2],
 }
 
-/// The time limit of a call.
+/// Where the time limit of a call is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The call has no time limit.
     None,
     /// The fourth argument, negative for none.
     Milliseconds,
-    /// A `timespec` at the address that this argument holds, if that is not null.
+    /// A `timespec` whose address is in the argument with this index, if that is not null.
     Time(usize),
     /// The time limit is in a structure, as for `io_uring_enter`. Calls with one are not interrupted.
     Ring,
@@ -118,7 +118,7 @@ pub enum Limit {
     Socket,
 }
 
-/// The change that is to be made to the answer of a call.
+/// What is to be done about the return value of a call in which a thread was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mended {
     /// The answer stays as it is.
@@ -141,7 +141,8 @@ impl Call {
         CALLS.iter().find(|(number, ..)| *number == self.number).map(|(_, limit, answer)| (*limit, *answer))
     }
 
-    /// Its time limit, if the call answers `EINTR` after a stop.
+    /// Where the call's time limit is, for a call that returns `EINTR` after a stop; `None` for others, and if the
+    /// program set no limit.
     pub fn limit(&self) -> Limit {
         match self.known() {
             Some((Limit::Milliseconds, _)) if (self.arguments[3] as i32) < 0 => Limit::None,
@@ -158,8 +159,8 @@ impl Call {
         self.known().map_or(0, |(_, answer)| answer.into())
     }
 
-    /// Whether a call that was begun again says by this answer that its time is over. A socket that is connecting
-    /// answers `EALREADY` to each further `connect`.
+    /// Whether a restarted call says by this return value that its time limit is over. A socket that is connecting
+    /// returns `EALREADY` from each further `connect`.
     pub fn is_late(&self, answer: i64) -> bool {
         self.number == libc::SYS_connect && answer == -i64::from(libc::EALREADY)
     }
@@ -174,8 +175,8 @@ impl Call {
         RESTARTED.contains(&self.number)
     }
 
-    /// Whether the kernel would go on with the call by `restart_syscall` after a stop. A filter may end the program for
-    /// that call.
+    /// Whether the kernel would resume the call by `restart_syscall` after a stop. A seccomp filter may end the program
+    /// for that call.
     pub fn goes_on_by_another(&self) -> bool {
         let [_, second, third, fourth, ..] = self.arguments;
         match self.number {
@@ -187,15 +188,16 @@ impl Call {
         }
     }
 
-    /// Whether a thread that sleeps in this call can be stopped, and the call be begun again, without a trace.
+    /// Whether a thread that sleeps in this call can be stopped, and the call be restarted, so that the program sees no
+    /// difference.
     pub fn may_be_stopped(&self) -> bool {
         let [_, second, third, fourth, ..] = self.arguments;
         match self.number {
-            // With this flag, what was received by then would be the answer.
+            // With this flag, an interrupted call would return what was received by then.
             libc::SYS_recvfrom => fourth & libc::MSG_WAITALL as u64 == 0,
             libc::SYS_recvmsg => third & libc::MSG_WAITALL as u64 == 0,
-            // With submissions, their number would be the answer. With `RING_EXTENDED`, the time limit is not known
-            // here.
+            // An interrupted call with submissions would return their number. With `RING_EXTENDED`, the time limit is
+            // not known here.
             libc::SYS_io_uring_enter => second == 0 && fourth & RING_EXTENDED == 0,
             libc::SYS_ioctl => second == KVM_RUN,
             number if SENDING.contains(&number) => false,
@@ -209,7 +211,7 @@ impl Call {
         answer == INTERRUPTED || self.number == IO_PGETEVENTS && answer == AGAIN
     }
 
-    /// How the answer that the call has given to a stopped thread is to be mended.
+    /// What is to be done about this return value, which the call has for a stopped thread.
     pub fn mend(&self, answer: i64) -> Mended {
         let [_, _, third, ..] = self.arguments;
         match self.number {
@@ -223,7 +225,8 @@ impl Call {
     }
 }
 
-/// Whether an answer is one of the kernel's internal codes by which it begins a call again.
+/// Whether a return value is one of the kernel's internal codes (`ERESTARTSYS` and others) for a call that is to be
+/// restarted.
 pub fn is_pending(answer: i64) -> bool {
     // `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK`.
     [-512, -513, AGAIN, BY_ANOTHER].contains(&answer)
@@ -234,7 +237,7 @@ pub fn is_error(answer: i64) -> bool {
     (LEAST_ERROR..0).contains(&answer)
 }
 
-/// A time limit of the program's, as a `timespec` of these bytes says it. `None` if the kernel refuses such.
+/// The time in a `timespec` of these bytes; `None` if a number is negative, which the kernel refuses.
 pub fn time_of(bytes: [u8; 16]) -> Option<Duration> {
     let [seconds, nanoseconds] = [0, 8].map(|at| i64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default()));
     let (seconds, nanoseconds) = (u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?);

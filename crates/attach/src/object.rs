@@ -10,22 +10,23 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use page::PAGE_BYTES;
 use rustix::fd::{AsFd, OwnedFd};
 
-/// Most thread-local data, with its alignment, for which musl has room in the object: 120 bytes. For more it maps memory,
-/// which the kernel may join with the program's, so that nobody can tell them apart when the agent leaves.
+/// Most thread-local data, with its alignment, for which musl has room in the object: 120 bytes. For more, musl maps
+/// memory. The kernel may merge that mapping with one of the program's, so that nobody can tell them apart when the
+/// agent leaves.
 const LOCAL_BYTES: u64 = 120;
 
-/// A part of the object that lies in memory.
+/// A loadable part of the object (`PT_LOAD`), with its addresses rounded to whole pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its first page and its pages, from the object's first byte on.
+    /// Where it begins, in bytes from the object's first byte on.
     pub offset: u64,
-    /// Its bytes in memory.
+    /// Its size in memory, in bytes.
     pub bytes: u64,
     /// `PROT_` bits.
     pub access: i32,
 }
 
-/// An object that can be put into memory.
+/// The agent's object, ready to be mapped into processes.
 #[derive(Debug)]
 pub struct Object {
     /// A sealed file of the object's bytes as they lie in memory, from its first byte on.
@@ -40,7 +41,7 @@ pub struct Object {
     pub headers: (u64, u64),
 }
 
-/// An object file that was taken apart.
+/// A parsed object file.
 struct Parsed {
     /// Its bytes as they lie in memory, from its first byte on.
     image: Vec<u8>,
@@ -86,7 +87,8 @@ impl Parsed {
 }
 
 impl Object {
-    /// Takes an object file apart, and makes a sealed file of its bytes in memory, if a service at `place` does not keep that.
+    /// Parses an object file. Returns it with a sealed file of its bytes as they lie in memory: the one that the
+    /// service at `place` keeps, or a new one.
     ///
     /// # Errors
     /// The file is no object for this processor, or has too much thread-local data. Or memory or descriptors are short.
@@ -104,9 +106,9 @@ impl Object {
         Ok(Self { file, bytes: image.len() as u64, segments, entry, headers })
     }
 
-    /// The first stack of the object, which is to end at address `top`, when the object lies at `base`. It has arguments,
-    /// environment and facts as the kernel gives them to a new program. Returns the bytes; the stack pointer is at the
-    /// first.
+    /// The initial stack of the object, which is to end at address `top`, when the object lies at `base`. It has
+    /// arguments, environment and auxiliary vector as the kernel gives them to a new program. `clock` is the address of
+    /// the vdso. Returns the bytes; the stack pointer is to point to the first of them.
     pub fn stack(&self, base: u64, top: u64, environment: &[String], clock: u64, random: [u8; 16]) -> Vec<u8> {
         let mut texts = Vec::from(random);
         let mut places = Vec::new();

@@ -1,4 +1,5 @@
-//! A program whose threads are stopped: what has to be known of it to begin its system calls again.
+//! Facts about a program that are needed to restart its threads' system calls: time limits, kinds of files, signal
+//! handlers.
 
 use crate::mend::{self, Call, Limit};
 use crate::threads;
@@ -26,7 +27,7 @@ impl Program {
     /// Opens a process.
     ///
     /// # Errors
-    /// It must not be looked at.
+    /// This process may not open its memory.
     pub fn open(pid: u32) -> io::Result<Self> {
         let memory = File::options().read(true).write(true).open(host::proc_file(pid, "mem"))?;
         Ok(Self { pid, memory })
@@ -37,7 +38,7 @@ impl Program {
         &self.memory
     }
 
-    /// How long a call that was interrupted may wait, if there is a limit.
+    /// The time limit of a call that was interrupted; `None` if it has none.
     pub fn limit(&self, call: &Call) -> Option<Duration> {
         match call.limit() {
             // Calls that wait for a ring with a time limit are never interrupted ([`Call::may_be_stopped`]).
@@ -55,7 +56,7 @@ impl Program {
         }
     }
 
-    /// The answer of a call when its time is over.
+    /// What a call returns when its time limit is over.
     pub fn late_answer(&self, call: &Call) -> i64 {
         let is_local = || {
             let domain = self.socket(call.arguments[0]).map(sockopt::socket_domain);
@@ -64,8 +65,8 @@ impl Program {
         if call.number == libc::SYS_connect && is_local() { -i64::from(libc::EAGAIN) } else { call.late_answer() }
     }
 
-    /// A socket of the program's. Other files are not taken: closing one of a FUSE file system waits for its server, which may
-    /// be a stopped thread of this program.
+    /// A duplicate of the program's descriptor `number`, if that is a socket. Other files are not duplicated: closing
+    /// one of a FUSE file system waits for its server, which may be a stopped thread of this program.
     fn socket(&self, number: u64) -> Option<ForeignFile> {
         if !self.name_of(number).starts_with("socket:") {
             return None;
@@ -90,7 +91,7 @@ impl Program {
         name.unwrap_or_default().into_os_string().into_string().unwrap_or_default()
     }
 
-    /// Whether the program has a handler for a signal.
+    /// Whether the program has a handler for a signal; true if the kernel does not tell.
     pub fn catches(&self, signal: i32) -> bool {
         let leader = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let caught = leader.and_then(|leader| threads::status(self.pid, leader, "SigCgt"));

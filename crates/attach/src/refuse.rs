@@ -1,4 +1,4 @@
-//! Why a process cannot be attached to, as far as it shows beforehand.
+//! Checks before a process is attached, and reasons to refuse it.
 
 use crate::{gate, threads};
 use host::{AuxiliaryVector, Mapping, MemoryLimits, Process, ProcessStat};
@@ -9,26 +9,28 @@ use std::time::{Duration, Instant};
 /// Size of a program header of a 64-bit program, in bytes: `Elf64_Phdr`.
 const HEADER_BYTES: u64 = 56;
 
-/// Memory that an agent takes, in bytes: 2 MiB. So much must be left in the control group of its process.
+/// Memory that an agent takes, in bytes: 2 MiB. A process whose control group has less left is refused, unless the host
+/// has free swap.
 const AGENT_BYTES: u64 = 2 << 20;
-/// Time for a child of vfork to execute a program, after which it counts as one that goes on sharing memory: 500 ms.
+/// Time in which a child of vfork may execute a program: 500 ms. If the process still shares its memory after that, it
+/// is refused.
 const VFORK_TIME: Duration = Duration::from_millis(500);
-/// Time between two looks for such a child: 5 ms.
+/// Pause between two checks whether a process still shares its memory: 5 ms.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Memory of a process that may be folded, and its threads.
+/// Facts about a process that may be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Bytes of memory that would be enrolled.
     pub enrolled_bytes: u64,
     /// Number of its threads.
     pub threads: usize,
-    /// Whether its system calls are filtered (seccomp), which counts for an agent. Its filters are looked at while a thread is
-    /// stopped.
+    /// Whether its system calls are filtered (seccomp). The filters apply to the agent's threads, too. They are read
+    /// later, while a thread is stopped.
     pub is_filtered: bool,
 }
 
-/// Looks whether ksmd can merge a process, for which one of its threads has to make one system call.
+/// Checks whether ksmd can merge a process's memory, for which one of the process's threads has to make a system call.
 ///
 /// # Errors
 /// None of its threads can make the call, for this reason.
@@ -40,12 +42,12 @@ pub fn check_for_ksm(pid: u32) -> Result<Facts, String> {
     Ok(Facts { enrolled_bytes, threads: threads.len(), is_filtered: false })
 }
 
-/// Looks whether a process can have an agent.
+/// Checks whether an agent can be put into a process.
 ///
 /// # Errors
 /// The process cannot have an agent, for this reason.
 pub fn check(pid: u32, all_anonymous: bool) -> Result<Facts, String> {
-    // An agent's process is traced at times, so this comes first.
+    // A process with an agent is traced at times, so this check comes before the one for tracers.
     if has_agent(pid) {
         return Err("there is an agent in it already".into());
     }
@@ -83,18 +85,18 @@ pub fn check_userfaultfd() -> Result<(), String> {
     }
 }
 
-/// Whether a userfaultfd looks after a mapping.
+/// Whether a mapping is registered with a userfaultfd.
 fn is_looked_after(mapping: &Mapping) -> bool {
     [b"um", b"uw", b"ui"].iter().any(|flag| mapping.has_flag(flag))
 }
 
-/// Whether a forked child may have inherited this mapping and its userfaultfd from a member, as memory that was folded
-/// there. The keeper follows such memory.
+/// Whether a forked child may have inherited this mapping of the pool, with its userfaultfd, from a member. Such a
+/// child is not refused for it: the keeper (`pagefold-prove`) serves that memory.
 fn is_inherited(mapping: &Mapping) -> bool {
     !mapping.shared && mapping.name.starts_with(act::POOL_NAMES)
 }
 
-/// Checks a process and each of its threads, which are returned.
+/// Checks a process with `check` for each of its threads. Returns the threads.
 fn check_threads(pid: u32, check: fn(u32, Pid) -> Result<(), String>) -> Result<Vec<Pid>, String> {
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.kernel_thread {
@@ -116,7 +118,8 @@ fn check_alone(pid: u32) -> Result<(), String> {
     check_soon_alone(VFORK_TIME, || act::trace::sharer_of_memory(pid))
 }
 
-/// Gives a child of vfork the time to execute a program. `look` finds a process that shares the memory.
+/// Waits until no other process shares the memory. A child of vfork does that until it executes a program. `look`
+/// returns a process that shares the memory. An error if there still is one after `time`.
 fn check_soon_alone(time: Duration, look: impl Fn() -> Option<u32>) -> Result<(), String> {
     let until = Instant::now() + time;
     while let Some(other) = look() {
@@ -128,7 +131,8 @@ fn check_soon_alone(time: Duration, look: impl Fn() -> Option<u32>) -> Result<()
     Ok(())
 }
 
-/// Bytes of memory that may be shared: all private anonymous memory, or only what the program has advised.
+/// Bytes of memory that may be folded: all private anonymous memory, or only what the program has advised
+/// (`MADV_MERGEABLE`).
 fn foldable_bytes(mappings: &[Mapping], all_anonymous: bool) -> u64 {
     let is_foldable = |mapping: &&Mapping| {
         !mapping.shared
@@ -169,7 +173,8 @@ pub fn has_agent(pid: u32) -> bool {
     threads::list(pid).is_ok_and(|all| all.iter().any(|thread| threads::is_named_as_agents(pid, *thread)))
 }
 
-/// Whether system calls are filtered. The agent's threads get the filters of one thread, and must have no more rights than any.
+/// Whether system calls are filtered (seccomp). All threads must have the same filters: the agent's threads get those
+/// of one thread, and must not have more rights than any other.
 fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     const FIELDS: [&str; 3] = ["Seccomp", "Seccomp_filters", "NoNewPrivs"];
     let filters = |thread: &Pid| {
@@ -185,7 +190,8 @@ fn check_filters(pid: u32, all: &[Pid]) -> Result<bool, String> {
     Ok(first[0].as_ref().is_some_and(|mode| mode != "0"))
 }
 
-/// Checks the program. Its file is not read, because the file's server (FUSE, NFS) may not answer.
+/// Checks that the program is a 64-bit one, by the auxiliary vector. Its file is not read, because the file's server
+/// (FUSE, NFS) may not answer.
 fn check_program(pid: u32) -> Result<(), String> {
     let vector = AuxiliaryVector::of(pid).map_err(|e| format!("the kernel does not tell of its program: {e}"))?;
     if vector.value(AT_PHENT) == Some(HEADER_BYTES) { Ok(()) } else { Err("it is a program of 32 bits".into()) }
@@ -199,7 +205,8 @@ fn check_library(pid: u32) -> Result<(), String> {
     })
 }
 
-/// An agent's memory counts in its process's control group. At the group's limit, the kernel would end a process there.
+/// Checks that the process's control group has room for an agent's memory. At the group's limit, the kernel would end a
+/// process there.
 fn check_memory(pid: u32) -> Result<(), String> {
     let Some(limits) = MemoryLimits::find() else { return Ok(()) };
     let Some(group) = limits.group_of(pid) else { return Ok(()) };
@@ -213,7 +220,7 @@ fn check_memory(pid: u32) -> Result<(), String> {
     })
 }
 
-/// The agent looks at its process in `/proc`, as its own namespaces show it.
+/// Checks that the process sees a `/proc` in its mount namespace: the agent reads there about its process.
 fn check_proc(pid: u32) -> Result<(), String> {
     if host::has_proc(pid) { Ok(()) } else { Err("there is no /proc where it runs".into()) }
 }
@@ -242,7 +249,8 @@ say('mapped')
 wait_for_end()
 ";
 
-    /// Memory that may be folded, and of that the part that was advised, in units of 64 MiB, as this mapping changes it.
+    /// Memory that may be folded, and of that the part that was advised, in units of 64 MiB, as this mapping changes
+    /// it.
     fn foldable(mapped: &str) -> [u64; 2] {
         let mut subject = Subject::start(&MAPS.replace("MAPPED", mapped));
         subject.line();

@@ -1,9 +1,10 @@
-//! Makes system calls in another process, by one of its threads that is stopped.
+//! Makes system calls in another process: a stopped thread of that process is given the registers of a call, and goes
+//! on for the call's length.
 //!
-//! The instruction is one of the kernel's own code in the process (`vdso`). The program may have changed the `vdso`. So
-//! number, arguments and place are compared when the call begins, and any other call is cancelled (`Remote::is_ours`).
-//! Each call has a time limit, but for those by which the agent's last thread leaves. Filters of system calls count for
-//! it as for any call of the program's.
+//! The thread executes a `syscall` instruction of the kernel's code in the process (`vdso`). The program may have
+//! changed its `vdso`. So number, arguments and address are compared when the call begins, and any other call is
+//! cancelled (`Remote::is_ours`). Each call has a time limit, but for those by which the agent's last thread leaves.
+//! Filters of system calls (seccomp) apply to these calls as to those of the program.
 
 use crate::memory::Present;
 use act::trace::{Registers, Resume, Stop, Tracee};
@@ -15,14 +16,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// Time for a system call of the stopped thread: 5 s.
+/// Longest time that a system call in the other process may take: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time between two looks whether the process is frozen: 200 ms.
 const LOOK: Duration = Duration::from_millis(200);
 /// The instruction `syscall`.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// The memory of a process, and the instruction there that makes system calls.
+/// The memory of a process, and the address of a `syscall` instruction in it.
 #[derive(Debug)]
 pub struct Remote {
     pid: u32,
@@ -35,7 +36,7 @@ impl Remote {
     /// Opens a process.
     ///
     /// # Errors
-    /// It must not be looked at, or has no page of the kernel's code (`vdso`).
+    /// This process may not open its memory, or it has no `vdso`.
     pub fn open(pid: u32) -> anyhow::Result<Self> {
         let memory = File::options().read(true).write(true).open(host::proc_file(pid, "mem"))?;
         let mappings = Mapping::list(pid)?;
@@ -52,12 +53,12 @@ impl Remote {
         &self.memory
     }
 
-    /// Where system calls are made.
+    /// Address of the `syscall` instruction by which calls are made.
     pub const fn instruction(&self) -> u64 {
         self.instruction
     }
 
-    /// Where the kernel's page of code begins, with its clock.
+    /// Address of the `vdso`, in which the kernel's clock functions are.
     pub const fn clock(&self) -> u64 {
         self.clock
     }
@@ -167,8 +168,8 @@ impl Remote {
         Ok(is_ours)
     }
 
-    /// Whether a stopped thread may be borrowed: in 64-bit mode, and not in a restartable sequence. The kernel ends such a
-    /// sequence when the thread goes on, unless it goes on elsewhere.
+    /// Whether a stopped thread may be borrowed: in 64-bit mode, and not in a restartable sequence. The kernel ends
+    /// such a sequence when the thread goes on, unless it goes on elsewhere.
     pub(crate) fn may_be_borrowed(memory: &File, present: &Present, tracee: &Tracee) -> bool {
         // The program chooses these addresses, and may have a file there that keeps its readers waiting.
         let number = |at: u64| present.number(memory, at);
@@ -183,7 +184,7 @@ impl Remote {
     }
 }
 
-/// Registers with which a thread makes a system call by the instruction there.
+/// Registers with which a thread makes a system call by the `syscall` instruction at address `instruction`.
 pub(crate) const fn prepared(now: Registers, instruction: u64, number: i64, arguments: [u64; 6]) -> Registers {
     let [rdi, rsi, rdx, r10, r8, r9] = arguments;
     Registers { rip: instruction, rax: number.cast_unsigned(), orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..now }

@@ -1,11 +1,12 @@
-//! The way back of threads that make calls for us, held by another process: this one may be killed at any of its own calls.
+//! Restores threads that make system calls for us, should this process be killed at any of its own calls. A second
+//! process does that.
 //!
 //! ```text
-//!   this process                                      the process beside it (act::trace::ExitHold)
-//!      | notes what a thread is to have back            waits
-//!      | steers the thread, and gives it all back
-//!      | notes that there is nothing to give back
-//!      | ends the process beside it
+//!   this process                                      the second process (act::trace::ExitHold)
+//!      | notes a thread's registers and signal mask         waits
+//!      | has the thread make calls, and restores both
+//!      | notes that there is nothing to restore
+//!      | ends the second process
 //!
 //!      | killed in between: held at its end -----------> sends the threads that it traces SIGSTOP, which they
 //!      | <----- is let go -----------------------------  take before they run any code
@@ -13,7 +14,7 @@
 //!                                                        has threads of ours end; SIGCONT
 //! ```
 //!
-//! So the program sees a short suspension. If the process beside is killed, this one goes on.
+//! So the program sees a short suspension. If the second process is killed, this one goes on.
 
 use crate::ending::{Ending, Order};
 use crate::halt::Halts;
@@ -32,17 +33,17 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time for threads to come to a stop, and for a killed tracer to let them go: 5 s.
+/// Longest wait for threads to stop, and for a killed tracer to let them go: 5 s.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two looks at them: 100 us.
+/// Pause between two looks at these threads: 100 us.
 const PAUSE: Duration = Duration::from_micros(100);
-/// Words of an order: its number and six arguments.
+/// Length of a noted system call, in words: its number and six arguments.
 const ORDER_WORDS: usize = 7;
 
-/// Registers and blocked signals of a thread.
+/// A thread's own registers and its mask of blocked signals, which it is to get back.
 pub type Own = (Registers, u64);
 
-/// The process beside this one, and what it is to give back.
+/// The second process, and the note that tells it what to restore should this process be killed.
 #[derive(Debug)]
 pub struct Rescue {
     _hold: ExitHold,
@@ -50,13 +51,13 @@ pub struct Rescue {
     noted: RefCell<Noted>,
 }
 
-/// Notes for the process beside this one.
+/// The note for the second process.
 #[derive(Debug, Default)]
 struct Noted {
     /// A thread of the program that makes calls for us, with the registers and signal mask that it is to get back.
     lent: Option<(Pid, Own)>,
-    /// A thread of ours. `instruction` is the address by which it makes calls, `orders` are calls that it is to make
-    /// before it ends.
+    /// A thread that we made in the program, and that is to end. `instruction` is the address of the `syscall`
+    /// instruction by which it makes calls, `orders` are calls that it is to make before it ends.
     ours: Option<Pid>,
     instruction: u64,
     orders: Vec<Order>,
@@ -105,7 +106,7 @@ impl Noted {
 }
 
 impl Rescue {
-    /// Starts the process beside this one, for process `pid`, whose threads are to be steered by the calling thread.
+    /// Starts the second process. The calling thread is about to control threads of process `pid`.
     ///
     /// # Errors
     /// No process can be made, or this process is traced itself.
@@ -119,12 +120,13 @@ impl Rescue {
     fn note(&self, change: impl FnOnce(&mut Noted)) -> io::Result<()> {
         let mut noted = self.noted.borrow_mut();
         change(&mut noted);
-        // The note is written by one call, so that it is whole whenever this process is killed.
+        // The note is written by one system call, so that it is complete at any moment at which this process may be
+        // killed.
         self.file.write_all_at(&noted.words().iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>(), 0)
     }
 }
 
-/// A thread of the program's makes calls for us until this is dropped.
+/// While this value lives, a thread of the program makes calls for us.
 #[derive(Debug)]
 pub struct Lent {
     /// The thread's own registers and signal mask, which it is to get back.
@@ -150,13 +152,13 @@ impl Drop for Lent {
     }
 }
 
-/// A thread of ours steered by this process until this is dropped.
+/// While this value lives, this process controls a thread that it has made in the program.
 #[derive(Debug)]
 pub struct Ours(Rc<Rescue>);
 
 impl Ours {
-    /// Notes that a thread of ours is to end. It makes calls by the instruction at this address, and makes those in
-    /// `orders` first.
+    /// Notes that a thread which we made in the program is to end. It makes the calls in `orders` first, by the
+    /// `syscall` instruction at address `instruction`.
     ///
     /// # Errors
     /// It cannot be noted.
@@ -167,7 +169,7 @@ impl Ours {
         Ok(Self(rescue))
     }
 
-    /// Notes the calls that are left to be made.
+    /// Notes the calls that the thread has yet to make before it ends.
     ///
     /// # Errors
     /// They cannot be noted.
@@ -182,7 +184,8 @@ impl Drop for Ours {
     }
 }
 
-/// Carries out the notes of a process that is about to end.
+/// Does what is noted, in the second process: restores the lent thread, and ends the thread that was made. `dying` is
+/// the killed process, held at its exit.
 fn inherit(pid: u32, file: &File, dying: Dying) {
     let Some(noted) = Noted::read(file).filter(|noted| noted.lent.is_some() || noted.ours.is_some()) else { return };
     let Ok(program) = Program::open(pid) else { return };
@@ -225,7 +228,8 @@ fn state(pid: u32, thread: Pid) -> Option<char> {
     threads::status(pid, thread, "State")?.chars().next()
 }
 
-/// Traces a thread that another process lets go, and waits for its stop, which takes as long as it is frozen.
+/// Traces a thread once its former tracer has let it go, and waits for its stop, for as long as its process is frozen.
+/// `None` if the thread has ended, or is not free by time `until`.
 fn stopped(thread: Pid, until: Instant) -> Option<(Tracee, Stop)> {
     let tracee = Tracee::seize_after(thread, until).ok()?;
     tracee.interrupt().ok()?;
@@ -243,7 +247,8 @@ fn give_back(halts: &mut Halts, seized: Vec<(Tracee, Stop)>, mut noted: Noted) {
     let is_lent = |tracee: &Tracee| lent.filter(|(thread, _)| *thread == tracee.thread());
     let at =
         seized.iter().find(|(tracee, _)| is_lent(tracee).is_some()).and_then(|(tracee, _)| tracee.registers().ok());
-    // A thread that the lent thread had made, and that was not noted yet: both stand at the same place.
+    // A thread that the lent thread had just made by `clone`, and that was not noted yet: both are at the same place in
+    // the program.
     let is_made = |now: &Registers| {
         let place = |registers: &Registers| (registers.rip, registers.rsp, registers.orig_rax);
         at.is_some_and(|at| place(&at) == place(now) && now.orig_rax == libc::SYS_clone as u64 && now.rax == 0)

@@ -5,9 +5,10 @@
 //!   the agent says that the process has forked -------> children that live for some time get an agent, too (`children`)
 //!   the agent has a gate -----------------------------> the C library's `mremap` is led there (`gate`)
 //!   the agent asks: Halt --> threads stopped --> Go, or after a second at the latest --> they go on
-//!   SIGTERM, SIGINT ------> there is memory --> Leave to the agent --> Left --> its other threads have ended
-//!                              --> `mremap` is led back --> its last thread unmaps what it stood on, and ends
-//!                              --> no call that was begun again has to be ended from outside any more --> end
+//!   SIGTERM, SIGINT ------> the service has memory for it --> Leave to the agent --> Left
+//!                              --> the agent's other threads have ended
+//!                              --> `mremap` is led back --> its last thread unmaps the agent, and ends
+//!                              --> no restarted system call has to be ended from outside any more --> end
 //!   the process ends, or executes another program --> end
 //! ```
 //!
@@ -38,77 +39,83 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 
-/// Longest time for which the threads are stopped, whatever the agent says: 1 s.
+/// Longest time for which the program's threads stay stopped, even if the agent does not send `Go`: 1 s.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Time between two looks at the process: 1 s in its first minute here, in which programs give up rights. Later 8 s, and
-/// an eighth of its time here from then on, up to 32 s: there may be hundreds of attached processes.
+/// Time between two checks of an attached process: whether it is alive, and whether it has given up rights. 1 s in the
+/// first minute after it was attached, in which programs give up rights. Later an eighth of the time since it was
+/// attached, at least 8 s and at most 32 s: there may be hundreds of attached processes.
 const LOOKS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(8), Duration::from_secs(32)];
-/// Part of the time since the process was attached that passes between two looks: 1/8.
+/// Part of the time since the process was attached that passes between two of these checks: 1/8.
 const LOOKS_PART: u32 = 8;
-/// Age up to which a process counts as just attached, and is looked at most often: 1 minute.
+/// Time since a process was attached up to which it is checked most often: 1 minute.
 const YOUNG: Duration = Duration::from_secs(60);
-/// Time for a process to end whose agent has: 1 s.
+/// Longest wait for a process to end after its agent has closed the channel: 1 s.
 const END_OF_PROCESS: Duration = Duration::from_secs(1);
-/// Time between two questions whether there is memory for pages that become private: 5 s.
+/// Pause before the service is asked again whether there is memory for the pages that become private when the agent
+/// leaves: 5 s.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// Time for the agent's threads to end: 10 s.
+/// Longest wait for the agent's threads to end once the agent has left: 10 s.
 const END_TIME: Duration = Duration::from_secs(10);
 /// Niceness of this program, and of the thread of an agent that leaves: -15.
 pub const NICENESS: i32 = -15;
-/// Longest time for which an agent that leaves has that niceness: 10 s. The program could use the thread for itself.
+/// Longest time for which a leaving agent's thread has [`NICENESS`]: 10 s. The program could run its own code on that
+/// thread.
 const HURRY: Duration = Duration::from_secs(10);
 /// Time between two looks whether a process was thawed: 50 ms.
 const THAW_LOOK: Duration = Duration::from_millis(50);
 
-/// Attempts at leading calls to the gate in one go, and the pause between two: 10, 2 ms. The agent waits meanwhile.
+/// Number of attempts in a row to have `mremap` lead to the gate, and the pause between two: 10, 2 ms. The agent waits
+/// meanwhile.
 const GATE_TRIES: (u32, Duration) = (10, Duration::from_millis(2));
-/// Time until calls are led to the gate again, after all [`GATE_TRIES`] have failed: 1 s.
+/// Pause before these attempts begin again, after all [`GATE_TRIES`] have failed: 1 s.
 const GATE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Least time between two lists of the program's threads in which the agent's were not all found: 1 s.
+/// Shortest time between two lists of the process's threads, while the last list lacked some of the agent's: 1 s.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 
 /// Size of the kernel's `struct robust_list_head`, in bytes.
 const ROBUST_LIST_BYTES: u64 = 24;
 
-/// Time between two looks at a process, by the time since it was attached.
+/// Time between two checks of a process, by the time since it was attached ([`LOOKS`]).
 fn every(attached: Duration) -> Duration {
     let [young, least, most] = LOOKS;
     if attached < YOUNG { young } else { (attached / LOOKS_PART).clamp(least, most) }
 }
 
-/// The end of the service to one process.
+/// Why this program no longer serves a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The process is gone.
+    /// The process has ended, or it executes another program.
     Gone,
-    /// The process is as it was before.
+    /// The agent has left, and its memory is unmapped.
     Left,
 }
 
 /// One attached process.
 pub struct Serving {
     process: ProcessId,
-    /// The agent's first thread, and memory of the object.
+    /// The agent's first thread, and the addresses of the agent's object with that thread's stack.
     thread: Pid,
     injected: Range<u64>,
     channel: Seqpacket,
     halts: Halts,
-    /// When the threads were stopped.
+    /// When the program's threads were stopped; `None` while they run.
     halted: Option<Instant>,
-    /// The agent's threads, as far as they are known: their numbers here, and in their own namespace.
+    /// Thread ids of the agent's threads, as far as they are known: in this program's PID namespace, and in the
+    /// process's.
     own: Vec<u64>,
     theirs: Vec<u64>,
-    /// Time of the list of the program's threads in which the agent's were found.
+    /// When the process's threads were last listed to find the agent's among them.
     listed: Instant,
     place: Place,
-    /// A gate that calls are still to be led to. Nothing is folded until then.
+    /// The agent's gate, as long as `mremap` does not lead there yet. No halt is granted until then, so nothing is
+    /// folded.
     gate: Option<Gate>,
-    /// Time of the next question whether the agent may leave; `None` if it is not asked to leave.
+    /// When the service is asked next whether the agent may leave; `None` if the agent is not to leave, or was told to.
     leave: Option<Instant>,
     /// When the agent's thread was given the niceness of this program, because it leaves; and its niceness before.
     hurried: Option<(Instant, i32)>,
-    /// Whether it has the niceness before again.
+    /// Whether the agent's thread has its former niceness again.
     has_hurried: bool,
     began: Instant,
     children: Children,
@@ -116,7 +123,7 @@ pub struct Serving {
     looked: Instant,
 }
 
-/// A gate that calls are to be led to.
+/// The agent's gate, to which the C library's `mremap` is to be led: see [`gate`].
 #[derive(Clone, Copy, Debug)]
 struct Gate {
     place: HostVirt,
@@ -157,8 +164,8 @@ impl Serving {
         }
     }
 
-    /// Serves until the process ends, or a signal says that the agent is to leave it, and `may_leave` says that there is
-    /// memory for that.
+    /// Serves until the process ends, or the agent has left it. The agent is told to leave after SIGTERM or SIGINT,
+    /// once `may_leave` says that there is memory for the pages that become private.
     ///
     /// # Errors
     /// The agent has left, and its mappings could not be unmapped.
@@ -205,7 +212,8 @@ impl Serving {
         }
     }
 
-    /// Tells the agent to leave, if somebody wants that and `may_leave` says that there is memory for it.
+    /// Tells the agent to leave, if that is due and `may_leave` says that there is memory for it. Gives the agent's
+    /// thread its former niceness back when [`HURRY`] is over.
     fn tell_to_leave(&mut self, may_leave: &impl Fn() -> bool) {
         if self.leave.is_some_and(|due| due <= Instant::now()) && self.halted.is_none() {
             let message = ToAttached::Leave.encode();
@@ -225,7 +233,8 @@ impl Serving {
         }
     }
 
-    /// Gives the agent's thread the niceness of this program, once: an agent that cannot leave is told to leave again and again.
+    /// Gives the agent's thread the niceness of this program, once: an agent that cannot leave is told to leave again
+    /// and again.
     fn hurry(&mut self) {
         if self.hurried.is_none() {
             let before = getpriority_process(Some(self.thread)).unwrap_or(0);
@@ -239,12 +248,13 @@ impl Serving {
         self.hurried.filter(|_| !self.has_hurried).map(|(since, _)| since + HURRY)
     }
 
-    /// Sets the niceness of the agent's thread, which unfolds. Without the right to do that, unfolding takes longer on a busy host.
+    /// Sets the niceness of the agent's thread, which unfolds. Without the right to do that, unfolding takes longer on
+    /// a busy host.
     fn set_niceness(&self, niceness: i32) {
         let _ = setpriority_process(Some(self.thread), niceness);
     }
 
-    /// Leads the program's calls to the gate, if that is to be done now.
+    /// Leads the program's calls of `mremap` to the gate, if an attempt is due and no halt is under way.
     fn lead_to_gate(&mut self) {
         let Some(gate) = self.gate.filter(|gate| gate.due <= Instant::now() && self.halted.is_none()) else {
             return;
@@ -281,7 +291,7 @@ impl Serving {
         }
     }
 
-    /// Looks after the program's threads once.
+    /// Looks after the program's threads once: see [`Halts::tend`].
     pub fn tend(&mut self) {
         self.halts.tend();
     }
@@ -293,7 +303,7 @@ impl Serving {
         self.halts
     }
 
-    /// Looks whether an agent may stay in this process.
+    /// Checks whether the agent may stay in the process. If not, the agent is told to leave, or that becomes due.
     fn look(&mut self) {
         self.looked = Instant::now();
         self.forget_ended();
@@ -351,7 +361,8 @@ impl Serving {
         }
     }
 
-    /// Stops the program's threads for request `number`, if that can be.
+    /// Stops the program's threads for the agent's request `number`, and answers `Halted`; or `NotNow` if they cannot
+    /// be stopped.
     fn halt(&mut self, number: u64) {
         self.go();
         // Before pages are folded, `mremap` must be led to the gate, because the kernel refuses `mremap` of folded
@@ -485,7 +496,8 @@ impl Serving {
     /// The last system calls of the agent's last thread: first those in `first`, then calls that unmap `ranges` and the
     /// object.
     fn last_orders(&self, first: impl Iterator<Item = Order>, ranges: impl Iterator<Item = PageRange>) -> Vec<Order> {
-        // Else the kernel would write to these addresses when the thread ends.
+        // These calls keep the kernel from writing to the agent's memory, which is unmapped by then, when the thread
+        // ends.
         let no_words =
             [(libc::SYS_set_tid_address, [0; 6]), (libc::SYS_set_robust_list, [0, ROBUST_LIST_BYTES, 0, 0, 0, 0])];
         let own = unmapping(self.injected.start, self.injected.end - self.injected.start);
@@ -493,7 +505,9 @@ impl Serving {
         first.chain(no_words).chain(others).chain([own]).collect()
     }
 
-    /// Leads the program's calls to where they went before the agent came. Returns what [`gate::lead_back`] does.
+    /// Leads the program's calls of `mremap` to the C library again. Tries until time `until`. Returns what
+    /// [`gate::lead_back`] does: system calls that remain to be made in the process; `None` if the calls still lead to
+    /// the gate.
     fn lead_back(&mut self, memory: &File, place: PageRange, until: Instant) -> Option<Vec<Order>> {
         while Instant::now() < until {
             self.forget_ended();

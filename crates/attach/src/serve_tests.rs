@@ -31,7 +31,8 @@ fn named(program: &str, threads: &str) -> String {
     program.replace("say(*[", &format!("{names}\nsay(*["))
 }
 
-/// One who serves it, the agent's end of the channel, and the threads: the agent's, and another.
+/// A [`Serving`] for the program, the agent's end of the channel, and two threads: the one that counts as the agent's,
+/// and another.
 fn serving(subject: &Subject) -> (Serving, Seqpacket, [Pid; 2]) {
     let numbers = subject.line();
     let mut numbers = numbers.split(' ').map(|word| Pid::from_raw(word.parse().expect("a number")).expect("a thread"));
@@ -40,7 +41,7 @@ fn serving(subject: &Subject) -> (Serving, Seqpacket, [Pid; 2]) {
     (serving, agents, both)
 }
 
-/// The same for a program of which this thread counts as the agent's.
+/// A [`Serving`] for a program in which `thread` counts as the agent's, and the agent's end of the channel.
 fn serving_with(subject: &Subject, thread: Pid) -> (Serving, Seqpacket) {
     let (agents, ours) = Seqpacket::pair().unwrap();
     let injected = Injected {
@@ -99,7 +100,8 @@ fn halt(agent: &Seqpacket, own: &[Pid]) -> Instant {
     unreachable!("numbers do not end")
 }
 
-/// An agent's thread that has ended leaves its number to one of the program's, which must not run while mappings are replaced.
+/// An agent's thread that has ended leaves its number to one of the program's, which must not run while mappings are
+/// replaced.
 #[test]
 fn thread_that_got_the_number_of_an_agents_is_stopped_with_the_others() {
     let subject = Subject::start(&named(&PROGRAM.replace("range(2)", "range(3)"), "threads[0].native_id"));
@@ -188,7 +190,7 @@ fn agent_is_told_to_leave_when_there_is_memory_and_threads_run() {
     subject.tell_to_end();
 }
 
-/// A thread that the program could use has a high priority for no longer than that.
+/// The program could run its own code on the agent's thread, so that has a high priority for a limited time only.
 #[test]
 fn agent_that_leaves_has_a_high_priority_for_a_while() {
     let mut subject = Subject::start(&named(PROGRAM, "threads[1].native_id"));
@@ -227,7 +229,7 @@ fn agent_leaves_program_that_gives_up_rights_or_has_ended() {
     subject.tell_to_end();
 }
 
-/// Calls that are not led to the gate yet would fail for what is folded.
+/// Calls of `mremap` that do not lead to the gate yet would fail for folded memory.
 #[test]
 fn nothing_is_replaced_before_calls_are_led_to_the_gate() {
     let subject = Subject::start(PROGRAM);
@@ -250,7 +252,8 @@ fn nothing_is_replaced_before_calls_are_led_to_the_gate() {
     wait_for("it is halted", || numbers.next().is_some_and(&mut halted));
 }
 
-/// A list of a process's threads may lack one while others end. It would be stopped with the program's.
+/// A list of a process's threads may lack one while others end. If that was the agent's, it would be stopped with the
+/// program's.
 #[test]
 fn thread_of_the_agents_that_a_list_lacked_is_found_later() {
     let subject = Subject::start(&named(PROGRAM, "threads[1].native_id"));
@@ -264,8 +267,8 @@ fn thread_of_the_agents_that_a_list_lacked_is_found_later() {
     assert!(serving.own.len() == 2 && serving.own.contains(&other), "{:?}", serving.own);
 }
 
-/// A program can have another process's end of a connection, for example by connecting to it. Handed on, it would have spoken for
-/// that process.
+/// A program can have another process's end of a connection, for example by connecting to it. Handed on, it would have
+/// spoken for that process.
 #[test]
 fn connection_is_handed_on_for_the_process_alone_that_made_it() {
     let pair = "pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\nsay(pair[0].fileno())";

@@ -1,13 +1,14 @@
 //! Stops single threads, and lets them go on as if nothing had happened.
 //!
 //! ```text
-//!   stopped ---- lend ----> makes calls for another, with all signals blocked
+//!   stopped ---- lend ----> makes system calls for us, with all signals blocked
 //!                             |  take_back, also where a call failed or was not made
 //!                             v
 //!                           stops where the kernel would begin its own call again; has its registers and its mask back
 //! ```
 //!
-//! A frozen process (`host::frozen_group`) may stop only after it is thawed. Somebody has to look until then ([`Stopped::look`]).
+//! A frozen process (`host::frozen_group`) may stop only after it is thawed. Somebody has to look until then
+//! ([`Stopped::look`]).
 
 use crate::mend::{self, Call, Limit, Mended};
 use crate::program::Program;
@@ -21,10 +22,11 @@ use rustix::process::Pid;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Longest time between a look at a sleeping thread and the request that it stops, so that the look still holds: 200 us.
+/// Longest time between a look at a sleeping thread and the request that it stops, so that the look still holds: 200
+/// us.
 const LOOK_HOLDS: Duration = Duration::from_micros(200);
 
-/// A stopped thread, or one that will stop before it runs any code of the program's again.
+/// A traced thread that has stopped, or will stop before it runs any code of the program again.
 #[derive(Debug)]
 pub struct Stopped {
     tracee: Tracee,
@@ -34,16 +36,16 @@ pub struct Stopped {
     /// The call in which the thread slept, the kernel's count of its sleeps, and how long it had slept when asked to
     /// stop.
     slept: Option<(Call, Rest, Duration)>,
-    /// Registers and blocked signals of its own, while it is lent.
+    /// The thread's own registers and signal mask, while it is lent.
     own: Option<Box<Lent>>,
-    /// A thread that this thread has made since it was taken back.
+    /// A thread that this thread has created (`clone`) since it was taken back.
     made: Option<Pid>,
 }
 
 /// The outcome of asking a thread to stop.
 #[derive(Debug)]
 pub enum Asked {
-    /// It will stop.
+    /// The thread was asked, and will stop.
     Stops(Stopped),
     /// The thread sleeps in a system call whose effect an interruption would change.
     MustNot,
@@ -51,7 +53,8 @@ pub enum Asked {
     Ended,
 }
 
-/// Asks a thread to stop, and does not wait. `follow` says whether threads that it makes are traced, too.
+/// Traces a thread and asks it to stop, without waiting for the stop. `follow`: threads that it creates are traced,
+/// too.
 ///
 /// # Errors
 /// `EPERM`: it must not be traced, or another process traces it.
@@ -89,7 +92,8 @@ impl Stopped {
         &self.tracee
     }
 
-    /// Whether it has stopped, with its own registers; `None` if it has ended.
+    /// Whether the thread has stopped, and has its own registers; `None` if it has ended. A thread that was lent is
+    /// taken a step nearer to that.
     pub fn look(&mut self) -> Option<bool> {
         loop {
             if self.stop.is_none() {
@@ -122,7 +126,7 @@ impl Stopped {
         Ok(&self.tracee)
     }
 
-    /// Takes the thread back. [`Stopped::look`] says whether it has its own registers again.
+    /// Takes the thread back after it was lent. [`Stopped::look`] says whether it has its own registers again.
     pub fn take_back(&mut self) {
         // It is stopped at the end of a call, mostly.
         let is_stopped = self.tracee.registers().is_ok();
@@ -154,7 +158,7 @@ impl Stopped {
         Ok(())
     }
 
-    /// Takes the id of the thread that this thread has made since it was taken back. It is recorded nowhere else.
+    /// The thread that this thread has created since it was taken back; told once, and recorded nowhere else.
     pub const fn made(&mut self) -> Option<Pid> {
         self.made.take()
     }
@@ -185,7 +189,8 @@ impl Stopped {
         slept.map(|(.., slept)| slept).unwrap_or_default()
     }
 
-    /// Lets the thread go on. If it begins a call again that must be ended or completed from outside, it stays traced.
+    /// Lets the thread go on. If it restarts a system call that must be ended or completed from outside, it stays
+    /// traced, and is returned.
     pub fn go(mut self, program: &Program) -> Option<Watched> {
         let signal = if let Some(Stop::Signal(signal)) = self.stop { signal } else { 0 };
         let watched = self.tracee.registers().ok().and_then(|registers| self.begin_again(program, registers));
@@ -204,8 +209,9 @@ impl Stopped {
         }
     }
 
-    /// Mends the answer of the call in which the thread was stopped. If the thread must be watched, returns its
-    /// registers, the bytes sent so far, and the end of its time.
+    /// Has the system call in which the thread was stopped restarted, where the kernel would not do that by itself
+    /// ([`mend`]). If the thread must be watched, returns the registers of the call as the program made it, the bytes
+    /// written so far, and the end of the call's time limit.
     fn begin_again(&self, program: &Program, before: Registers) -> Option<(Registers, u64, Option<Instant>)> {
         let call = Call::of(&before)?;
         let again = Registers { rax: mend::AGAIN.cast_unsigned(), ..before };

@@ -8,7 +8,8 @@ use act::trace::Tracee;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 
-/// The thread that is in this call. It may be about to begin it again, so that one look may miss it.
+/// The thread that sleeps in system call `number`. It may just be about to restart the call, so that one look may miss
+/// it.
 fn sleeper(subject: &Subject, number: i64) -> Pid {
     let is_in =
         |thread: &Pid| matches!(threads::doing(subject.pid(), *thread), Doing::Call(call) if call.number == number);
@@ -20,7 +21,7 @@ fn sleeper(subject: &Subject, number: i64) -> Pid {
     found.expect("it is in the call")
 }
 
-/// Interrupts a thread, whatever it does. It may have begun that call after it was looked at.
+/// Asks a thread to stop, without the checks of [`ask`]. It may have begun its call after it was looked at.
 fn interrupt(thread: Pid) -> Stopped {
     let tracee = Tracee::seize(thread, false).expect("trace it");
     tracee.interrupt().expect("it runs");
@@ -37,12 +38,12 @@ fn interrupt_again(watched: Option<Watched>, program: &Program) -> Option<Watche
     watched.tend(program)
 }
 
-/// The lines that the program says next. A thread of it is looked after meanwhile.
+/// The next `N` lines that the program prints. Its watched thread is looked after meanwhile.
 fn lines<const N: usize>(subject: &Subject, program: &Program, mut watched: Option<Watched>) -> [String; N] {
     lines_of(subject, program, &mut watched)
 }
 
-/// The same, of one that is looked after further on.
+/// As [`lines`], for a thread that stays watched afterwards.
 fn lines_of<const N: usize>(subject: &Subject, program: &Program, watched: &mut Option<Watched>) -> [String; N] {
     let until = Instant::now() + PATIENCE;
     std::array::from_fn(|_| {
@@ -56,7 +57,8 @@ fn lines_of<const N: usize>(subject: &Subject, program: &Program, watched: &mut 
     })
 }
 
-/// A socket that is full, with a time limit; a thread sends more. The leader takes all of it when it is told to.
+/// A program in which a thread sends to a socket that is full and has a time limit. The first thread reads all of it
+/// when it is told to.
 const FULL: &str = "
 ours, theirs = socket.socketpair()
 ours.setblocking(False)
@@ -75,7 +77,7 @@ say(got[sent:] == message)
 wait_for_end()
 ";
 
-/// Such a call once answered `EINTR`, though no handler ran.
+/// Once, such a call returned `EINTR`, though no signal handler had run.
 #[test]
 fn send_that_has_sent_nothing_is_begun_again() {
     let mut subject = Subject::start(&FULL.replace("LIMIT", "1000").replace("STALLS", "False"));
@@ -106,7 +108,8 @@ fn send_that_sends_nothing_in_its_time_answers_so() {
     assert!(said.starts_with("sent EAGAIN "), "{said}");
 }
 
-/// A thread writes more than a pipe takes. The leader takes a part of it at each line that it is told.
+/// A program in which a thread writes more than a pipe takes. For each line that the first thread reads, it takes a
+/// part out of the pipe.
 const PIPED: &str = "
 taken, given = os.pipe()
 message = bytes(n % 251 for n in range(400000))
@@ -136,7 +139,7 @@ fn write_that_was_cut_short_is_completed() {
     assert!(said.iter().any(|said| said.starts_with("wrote 400000 ")), "{said:?}");
 }
 
-/// A file that takes no parts must not be written twice: its own answer stays.
+/// A write to a file that is no pipe or socket must not be repeated for the rest: what it has returned stays.
 #[test]
 fn only_pipes_and_sockets_take_the_rest() {
     let subject = Subject::start(
@@ -190,7 +193,7 @@ fn time_that_was_slept_before_counts() {
     eprintln!("slept {slept:?} of 500 ms");
 }
 
-/// A thread that would answer with a part is not even asked, and stays untraced.
+/// A thread whose call would return that a part was done is not even asked to stop, and stays untraced.
 #[test]
 fn thread_that_must_not_be_stopped_is_not_asked() {
     let subject = Subject::start(PIPED);
@@ -240,7 +243,7 @@ signal.pthread_kill(writer.ident, signal.SIGUSR1)
 wait_for_end()
 ";
 
-/// A handler that runs in a write is told how much was written, also of the part before the stop.
+/// After a signal handler has run, a write returns all that was written, also the part before the stop.
 #[test]
 fn write_that_a_handler_interrupts_answers_with_all_that_was_written() {
     for is_watched in [true, false] {
@@ -266,7 +269,7 @@ fn write_that_a_handler_interrupts_answers_with_all_that_was_written() {
     }
 }
 
-/// A handler that runs in a call which is looked after ends that.
+/// When a signal handler runs in a watched call, the thread is no longer traced.
 #[test]
 fn thread_whose_call_a_handler_interrupts_is_not_traced_any_more() {
     let script = "signal.signal(signal.SIGUSR1, lambda *x: say('caught'))
@@ -283,7 +286,8 @@ wait_for_end()";
     subject.tell_to_end();
 }
 
-/// A program like [`FULL`] with this time limit. Has a thread that sends, and that a stop has cut in two, watched for the rest.
+/// A program like [`FULL`] with this time limit. Has a thread that sends, and that a stop has cut in two, watched for
+/// the rest.
 fn cut_in_two(limit: &str) -> (Subject, Program, Option<Watched>) {
     let script = FULL.replace("LIMIT", limit).replace("STALLS", "False");
     let script = script.replace(
@@ -307,7 +311,7 @@ fn cut_in_two(limit: &str) -> (Subject, Program, Option<Watched>) {
     (subject, program, watched)
 }
 
-/// The part of what is sent by then is never forgotten.
+/// The part that was sent before the stop is counted in what the call returns.
 #[test]
 fn send_that_has_sent_a_part_sends_the_rest() {
     let (mut subject, program, watched) = cut_in_two("1000");
@@ -317,7 +321,7 @@ fn send_that_has_sent_a_part_sends_the_rest() {
     assert!(said.iter().any(|said| said.starts_with("sent 400000 ")), "{said:?}");
 }
 
-/// Once, the rest was waited for without a limit.
+/// Once, the time limit did not count for the rest of a call.
 #[test]
 fn send_whose_rest_is_late_answers_with_the_part() {
     let (subject, program, watched) = cut_in_two("3");

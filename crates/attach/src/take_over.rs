@@ -1,4 +1,4 @@
-//! Takes the place of a program of this kind that was killed beside an attached process.
+//! Takes the place of a `pagefold-attach` that was killed beside an attached process.
 //!
 //! ```text
 //!   this program                              the agent's first thread, found by its name and its table of files
@@ -9,7 +9,7 @@
 //!   serves, as the one before did
 //! ```
 //!
-//! The agent notices nothing but that its halts were refused for a while.
+//! The agent notices only that its requests to stop the program's threads were refused for a while.
 
 use crate::halt::Halts;
 use crate::inject::{self, Injected};
@@ -29,9 +29,11 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use wire::attach::{ATTACH_BYTES, FromAttached, ToAttached};
 
-/// Time for the agent to say where it is: 30 s. It may be folding, or waiting for the service.
+/// Longest wait for the agent to tell where its object and gate lie: 30 s. It may be folding, or waiting for the
+/// service.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Distance from a stack pointer of memory that a thread does not use while it is stopped, in bytes.
+/// Distance below the agent's stack pointer at which memory is free for our use while the agent's thread is stopped, in
+/// bytes.
 const UNUSED: u64 = 1024;
 /// Name of the agent's first thread.
 const NAME: &str = "pagefold";
@@ -41,7 +43,7 @@ pub fn is_there(pid: u32) -> bool {
     first_thread(pid).is_some()
 }
 
-/// Takes over the agent in a process. Also returns whether the agent folds all private anonymous memory. `tell`: see
+/// Takes over the agent in a process. Returns it, and whether it folds all private anonymous memory. `tell`: see
 /// [`inject::inject`].
 ///
 /// # Errors
@@ -62,7 +64,8 @@ pub fn take_over(pid: u32, signals: &Signals, tell: impl FnOnce(&anyhow::Error))
     }
 }
 
-/// Gives the agent another channel, and returns its other end.
+/// Gives the agent another channel. Returns this program's end, the agent's first thread, and how long that was
+/// stopped.
 fn reconnect(halts: &mut Halts) -> anyhow::Result<(OwnedFd, Pid, Duration)> {
     let pid = halts.pid();
     let thread = first_thread(pid).context("there is no agent in it")?;
@@ -103,7 +106,7 @@ fn exchange(remote: &Remote, tracee: &Tracee) -> anyhow::Result<OwnedFd> {
     channel
 }
 
-/// The agent's answers about itself.
+/// What the agent has told about itself.
 struct Told {
     object: PageRange,
     all_anonymous: bool,

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 /// Longest time that a test waits for anything: 120 s.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Beginning of each program. It says `begun` when it is there. `call` makes a system call, and says its name, its answer or error, and the milliseconds that it took.
+/// Beginning of each program, which prints `begun` when it runs. `call` makes a system call, and prints its name, what
+/// it returned or its error, and the milliseconds that it took.
 const PRELUDE: &str = "
 import ctypes, errno, fcntl, mmap, os, select, signal, socket, struct, sys, tempfile, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +41,7 @@ def wait_for_end():
 say('begun')
 ";
 
-/// A program that runs. It is ended with this.
+/// A running program, which is killed when this is dropped.
 pub struct Subject {
     child: Child,
     lines: Receiver<String>,
@@ -71,27 +72,27 @@ impl Subject {
         Pid::from_child(&self.child)
     }
 
-    /// Facts of it that count while threads are stopped.
+    /// Its process and memory, as [`Halts`] needs them.
     pub fn program(&self) -> Program {
         Program::open(self.pid()).expect("its memory")
     }
 
-    /// A tracer of its threads.
+    /// A new [`Halts`], which can stop its threads.
     pub fn halts(&self) -> Halts {
         Halts::new(self.program(), Clocks::default())
     }
 
-    /// Gives it a line to read.
+    /// Writes a line to its standard input.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().expect("a pipe"), "{line}").expect("it reads");
     }
 
-    /// Tells it to end: it reads its input to the end.
+    /// Closes its standard input, at which it ends.
     pub fn tell_to_end(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// The line that it says next, within this time. `None` if there is none by then.
+    /// The next line that it prints; `None` if there is none within `time`.
     pub fn line_within(&self, time: Duration) -> Option<String> {
         match self.lines.recv_timeout(time) {
             Ok(line) => Some(line),
@@ -105,7 +106,7 @@ impl Subject {
         self.line_within(PATIENCE).expect("it says nothing")
     }
 
-    /// The line that it says next. Its threads are looked after meanwhile.
+    /// The next line that it prints. Its threads are looked after meanwhile ([`Halts::tend`]).
     pub fn line_with(&self, halts: &mut Halts) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -139,7 +140,8 @@ impl Drop for Subject {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let until = Instant::now() + PATIENCE;
-        // A test that fails may leave threads traced. The kernel keeps the process until their tracer has heard of their end.
+        // A test that fails may leave threads traced. The kernel keeps the process until their tracer has heard of
+        // their end.
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
             let leader = self.leader();
             for thread in threads::list(self.pid()).unwrap_or_default().into_iter().filter(|thread| *thread != leader) {
@@ -150,7 +152,7 @@ impl Drop for Subject {
     }
 }
 
-/// Waits until this holds.
+/// Waits until `holds` returns true. `what` is the message of the failure.
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {

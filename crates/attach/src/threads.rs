@@ -6,14 +6,14 @@ use rustix::process::Pid;
 use std::fs;
 use std::io;
 
-/// `PF_EXITING`, `PF_IO_WORKER` and `PF_USER_WORKER` among the flags in a thread's `stat`.
+/// Kernel flags of a thread, in its `stat`: `PF_EXITING`; `PF_IO_WORKER` and `PF_USER_WORKER`.
 const EXITING: u64 = 4;
 const WORKERS: u64 = 0x10 | 0x4000;
 
 /// Names of the threads of an agent.
 const AGENTS: [&str; 3] = ["pagefold", "pagefold-follow", "pagefold-gate"];
 
-/// An activity of a thread.
+/// What a thread does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// It runs, or would if a processor were free.
@@ -61,7 +61,8 @@ pub fn doing(pid: u32, thread: Pid) -> Doing {
     if text.trim_end() == "running" { Doing::Running } else { call(&text).map_or(Doing::Other, Doing::Call) }
 }
 
-/// A call from the kernel's line: its number, six arguments, and where it was made.
+/// The system call in a line of `/proc/PID/task/TID/syscall`: its number, six arguments, stack pointer and instruction
+/// pointer. `None` if the thread sleeps outside a call.
 fn call(line: &str) -> Option<Call> {
     let (number, rest) = line.trim_end().split_once(' ')?;
     let number = number.parse().ok().filter(|number| *number >= 0)?;
@@ -82,7 +83,7 @@ pub fn is_filtered(pid: u32, thread: Pid) -> bool {
     status(pid, thread, "Seccomp").is_some_and(|mode| mode != "0")
 }
 
-/// A thread's number in its own namespace of process ids.
+/// A thread's id in its own PID namespace.
 pub fn inner(pid: u32, thread: Pid) -> Option<u64> {
     status(pid, thread, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
 }
@@ -100,7 +101,7 @@ pub fn statuses<const N: usize>(pid: u32, thread: Pid, fields: [&str; N]) -> Opt
     Some(fields.map(|field| text.lines().find_map(|line| value(line, field))))
 }
 
-/// A file of a thread's below `/proc`.
+/// The path of a thread's file below `/proc`.
 pub fn of(pid: u32, thread: Pid, file: &str) -> String {
     format!("/proc/{pid}/task/{}/{file}", thread.as_raw_nonzero())
 }

@@ -1,6 +1,6 @@
 //! How long a thread has been asleep. The kernel notes when a thread last ran (`se.exec_start` in its `sched`), by the
-//! clock of the processor that it ran on. Where a hypervisor takes processors away, these clocks differ: each leaves out
-//! the time that its processor was taken away for.
+//! clock of the processor that it ran on. Where a hypervisor takes processors away, these clocks differ: each leaves
+//! out the time that its processor was taken away for.
 //!
 //! The kernel moves threads that have just gone to sleep to other processors, and does not tell. So the clock that is
 //! furthest behind counts. A thread may have slept for longer than this module says, never for less.
@@ -11,12 +11,12 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::time::Duration;
 
-/// Most processors whose clocks are compared before every use.
+/// Most processors whose clocks are compared before every use: 8. With more, no sleep is measured: each counts as zero.
 const MOST: usize = 8;
-/// Coarseness of the comparison: 1 ms.
+/// Possible error of the comparison, which is subtracted from each sleep: 1 ms.
 const COARSE: Duration = Duration::from_millis(1);
 
-/// The clocks of the processors.
+/// The scheduler clocks of the processors, as they were compared last.
 #[derive(Debug, Default)]
 pub struct Clocks {
     /// The time by the clock that was furthest behind when they were last compared.
@@ -33,16 +33,16 @@ pub struct Rest {
 }
 
 impl Clocks {
-    /// Compares all clocks, unless that would take too long. Clocks drift apart by the time that interrupts and a hypervisor
-    /// take, so this is to be done before every use.
+    /// Compares all clocks, unless that would take too long. Clocks drift apart by the time that interrupts and a
+    /// hypervisor take, so this is to be done before every use.
     pub fn refresh(&mut self) {
         let processors = processors();
         let few = processors.len() <= MOST;
         self.last = if few { processors.into_iter().map(look).min().flatten() } else { None };
     }
 
-    /// How long a thread has rested at least; zero where the kernel does not tell. The clocks have gone on since they were
-    /// compared, by an unknown time that does not count.
+    /// The shortest time that a thread can have been asleep; zero where the kernel does not tell. Time since the clocks
+    /// were compared is not counted.
     pub fn rested(&self, rest: Rest) -> Duration {
         self.last.map_or(Duration::ZERO, |clock| clock.saturating_sub(rest.since).saturating_sub(COARSE))
     }

@@ -1,4 +1,4 @@
-//! Threads that have begun a system call again, and stay traced until it has ended.
+//! Threads that have restarted a system call which a stop had interrupted, and stay traced until the call has ended.
 //!
 //! ```text
 //!   begun again, as it was --- the time that it may take is over ---> asked to stop; answers as if by itself
@@ -9,8 +9,9 @@
 //!   a write, begun again for its rest --- ends, fails, is late, or a handler runs ---> answers with the sum, as above
 //! ```
 //!
-//! Most calls keep their arguments. So if this process is killed, the program waits for its whole time again, and nothing
-//! else happens. Only a write that was half done then answers with the rest alone.
+//! A restarted call keeps its arguments, and so its whole time limit. If this process is killed, nobody ends the call
+//! in time: the program waits for the whole limit again, and nothing else happens. But a write that was half done has
+//! other arguments: it then answers with the number of remaining bytes alone.
 
 use crate::mend::{self, Call, Mended};
 use crate::program::Program;
@@ -19,23 +20,23 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use std::time::Instant;
 
-/// A thread that has begun a system call again, and stays traced until the call has ended.
+/// A thread that has restarted a system call, and stays traced until the call has ended.
 #[derive(Debug)]
 pub struct Watched {
     tracee: Tracee,
-    /// Registers as the program knows them.
+    /// The thread's registers at the system call as the program made it.
     before: Registers,
-    /// Bytes that were written before the call was begun again.
+    /// Bytes that were written before the call was restarted for the remaining ones; 0 if it was restarted as it was.
     done: u64,
     /// End of the call's time limit, if it has one.
     end: Option<Instant>,
     /// Whether the thread was asked to stop because the call's time is over.
     is_ended: bool,
-    /// A stop that was not acted on, because the thread is to stand still.
+    /// A stop that was not acted on yet, because the thread is to stand still ([`Watched::ask`]).
     held: Option<Stop>,
 }
 
-/// A thread's way after a stop.
+/// How a thread goes on after a stop.
 enum Next {
     /// It goes on, traced, with this signal.
     Traced(Resume, i32),
@@ -44,7 +45,8 @@ enum Next {
 }
 
 impl Watched {
-    /// A thread that was just told to go on.
+    /// For a thread that has just been told to go on, and now restarts its call. `end` is the end of the call's time
+    /// limit.
     pub const fn new(tracee: Tracee, before: Registers, done: u64, end: Option<Instant>) -> Self {
         Self { tracee, before, done, end, is_ended: false, held: None }
     }
@@ -100,7 +102,7 @@ impl Watched {
         }
     }
 
-    /// The thread's way after this stop; `None` if it has ended.
+    /// How the thread goes on after this stop; `None` if it has ended.
     fn next(&mut self, program: &Program, stop: Stop) -> Option<Next> {
         let goes = Some(Next::Traced(Resume::ToSystemCall, 0));
         match stop {
@@ -157,7 +159,7 @@ impl Watched {
                 self.answer(program.late_answer(&call))?;
                 return Some(Next::Free(0));
             }
-            // The call was begun again as a whole, so the registers are the program's own.
+            // The call was restarted as it was, so the registers are the program's own.
             _ if self.done == 0 => return Some(Next::Free(0)),
             _ => {
                 let more = if mend::is_error(answer) { 0 } else { answer };
@@ -173,7 +175,7 @@ impl Watched {
         goes
     }
 
-    /// Gives the call this answer, and the thread its registers back.
+    /// Makes the call return `answer`, and gives the thread its own registers back.
     fn answer(&self, answer: i64) -> Option<()> {
         self.tracee.set_registers(&Registers { rax: answer.cast_unsigned(), ..self.before }).ok()
     }

@@ -1,4 +1,4 @@
-//! The frames of some members and of their pool, counted by content: where the memory is that merging has left.
+//! Counts the frames of some members and of their pool by content, to show what memory is left after merging.
 //!
 //! ```text
 //!   resident = private frames + pool
@@ -57,7 +57,7 @@ impl Contents {
     }
 }
 
-/// The bucket of [`Contents::slots_by_sharers`] for a number of sharers.
+/// The index in [`Contents::slots_by_sharers`] for a slot that `sharers` pages map.
 const fn bucket(sharers: u32) -> usize {
     match sharers {
         0..3 => sharers as usize,
@@ -83,7 +83,8 @@ impl Places {
         self.read_against(|_| true)
     }
 
-    /// `counts` tells whether a slot that so many members' pages map counts as mapped.
+    /// Reads and counts the contents. `counts` tells, by the number of members' pages that map a slot, whether the slot
+    /// counts as mapped.
     fn read_against(mut self, counts: impl Fn(u32) -> bool) -> anyhow::Result<Contents> {
         let mut found = Contents { taken: self.taken(), ..Contents::default() };
         let mut mapped: Vec<Pfn> = Vec::new();

@@ -1,7 +1,8 @@
 //! Families of forks: processes that run one execution of a program, because one was forked from the other.
 //!
 //! A forked child inherits its parent's folded pages. Without folding, both would share private frames. So a place that
-//! several processes of a family map stands for one frame, and is counted once. A place is an address, and a page of a file.
+//! several processes of a family map stands for one frame, and is counted once. A place is an address, and a page of a
+//! file.
 //!
 //! [`Execution`] tells which processes belong together, also when their parent has ended.
 

@@ -1,4 +1,5 @@
-//! Frames of one pass, 8 bytes for every place that maps one, and the counts that they yield once sorted.
+//! The frames of one pass, as one entry of 8 bytes for every place that maps a frame; and what is counted once they are
+//! sorted.
 
 use host::{FrameTable, kpf};
 use page::Pfn;
@@ -14,11 +15,12 @@ pub struct Seen {
     pub pool: Option<u16>,
 }
 
-/// Frames of one pass: number, group, and whether this is a mapping or only names the pool that holds the frame.
+/// Entries of one pass, each packed into 64 bits: frame number, group, and whether the group maps the frame, or only
+/// its pool holds it.
 #[derive(Default)]
 pub struct Frames(Vec<u64>);
 
-/// The counts that frames yield.
+/// What was counted in one pass.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Distinct frames.
@@ -33,7 +35,7 @@ const GROUP_SHIFT: u32 = 1;
 const PFN_SHIFT: u32 = 17;
 
 impl Frames {
-    /// Adds a frame; `false` if there would be more than `most`.
+    /// Adds a frame that was seen; `false` if there are too many entries even after equal ones were dropped.
     pub fn push(&mut self, seen: Seen, most: usize) -> bool {
         let entry =
             |group: u16, mapping: bool| seen.pfn.0 << PFN_SHIFT | u64::from(group) << GROUP_SHIFT | u64::from(mapping);
@@ -49,7 +51,7 @@ impl Frames {
         self.0.len() <= most / 4 * 3
     }
 
-    /// Keeps two of equal entries and drops the rest.
+    /// Of each set of equal entries, keeps two and drops the others.
     fn compact(&mut self) {
         self.0.sort_unstable();
         let mut kept = 0;

@@ -1,4 +1,5 @@
-//! Isolation and savings as page frames show them: nothing here comes from the engine's own counters.
+//! Proves isolation between groups, and the savings of folding, from page frames: nothing here comes from the engine's
+//! own counters (the engine is the agents and workers that fold).
 //!
 //! An audit looks at the members that the service names. It also looks at every other process of the host that maps a
 //! pool privately (a member's child, say). Of each process, the page table tells the frames of its private memory:
@@ -10,8 +11,9 @@
 //!   looked at once more, with the pools' frames looked up anew.
 //! - The **savings** of a group are the sum of [`Savings`]. Folded pages are the places where members map pages of the
 //!   pool, touched or not, that were not written since. Without the pool, each would be a frame; but places that forked
-//!   children inherit would share one (`families.rs`). The pool is its frames, be they mapped or not. Mappings are those that `/proc/PID/maps` lists. Two terms are the engine's account, because
-//!   nothing shows them: pages of zeros are in no page table, and tables lie among other memory.
+//!   children inherit would share one (`families.rs`). The pool is its frames, be they mapped or not. Mappings are
+//!   those that `/proc/PID/maps` lists. Two terms are the engine's account, because nothing shows them: pages of zeros
+//!   are in no page table, and tables lie among other memory.
 //!
 //! The frames of one pass take 8 bytes for every page, [`MOST_ENTRIES`] at most. If there are more, several passes
 //! each cover a part of the frame numbers.
@@ -32,9 +34,9 @@ use serde::Serialize;
 pub use subjects::{Engine, Member};
 use subjects::{Subject, Subjects};
 
-/// Number of frames that are held at once: 256 MiB of entries.
+/// Most entries of frames that are held at once: 256 MiB.
 const MOST_ENTRIES: usize = 1 << 25;
-/// Number of cross-group frames that are listed one by one.
+/// Most cross-group frames that are listed one by one; all are counted.
 const MOST_SHOWN: usize = 32;
 
 /// Findings from the frames, in the shape that `pagefold audit --json` prints.
@@ -169,8 +171,8 @@ pub fn take(engines: &[Engine]) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-/// Savings of groups together, and the number of groups that are left out. Those of services that were not asked are no part
-/// of what the caller's services save.
+/// The savings of all groups together, and the number of groups that are left out of the sum. Left out are groups of
+/// services that were not asked, if any service was asked: they are no part of what the caller's services save.
 pub fn saved(groups: &[GroupFindings]) -> (i64, usize) {
     let is_any_asked = groups.iter().any(|group| group.service.is_some());
     let (counted, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.service.is_some() || !is_any_asked);
@@ -178,8 +180,8 @@ pub fn saved(groups: &[GroupFindings]) -> (i64, usize) {
     (counted.iter().fold(0, |sum: i64, group| sum.saturating_add(group.saved_bytes)), others.len())
 }
 
-/// Makes all passes, and returns the frames that seem to be common to several groups. `None` if the frames of one pass
-/// are too many to be held.
+/// Makes all passes, and returns the frames that seem to be common to several groups. `None` if a pass has more frames
+/// than can be held.
 fn pass_all(
     subjects: &mut Subjects,
     passes: u64,
@@ -203,8 +205,8 @@ fn pass_all(
     Ok(Some(candidates))
 }
 
-/// Looks again at the frames that seem to be common to several groups, in order. Returns those that are, in order, and
-/// the places of the first of them.
+/// Looks again at the frames that seem to be common to several groups (`candidates`, in ascending order). Returns those
+/// that are, in the same order, and the places of the first of them.
 fn confirm(subjects: &Subjects, candidates: &[Pfn], flags: &FrameTable) -> host::Result<(Vec<Pfn>, Vec<Crossing>)> {
     let (mut crossing, mut shown) = (Vec::new(), Vec::new());
     if candidates.is_empty() {

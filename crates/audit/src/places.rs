@@ -1,4 +1,4 @@
-//! Where some processes map private memory and slots of their pool, by their page tables.
+//! Finds, by page tables, where some processes map private memory and slots of their pool.
 
 use super::pool::PoolFile;
 use anyhow::Context;
@@ -24,7 +24,7 @@ pub struct PrivatePage {
     pub is_broken: bool,
 }
 
-/// Frames and places at one moment.
+/// Counts of frames, and of the pages that map them, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Number of distinct frames of private memory and pool together.
@@ -174,7 +174,7 @@ impl Pool {
     }
 }
 
-/// A process's page-table entries of a stretch that was read at once.
+/// A process's page table, with a batch of its entries that was read at once.
 struct Table {
     pagemap: Pagemap,
     start: HostVirt,

@@ -21,8 +21,8 @@ pub struct PoolFile {
 }
 
 impl PoolFile {
-    /// Looks up the frames of a file. A slot that is freed meanwhile may thereby get a page of zeros, until it is used
-    /// again.
+    /// Looks up the frames of a file. The look-up may give a slot that is freed meanwhile a page of zeros, until the
+    /// slot is used again.
     ///
     /// # Errors
     /// It cannot be opened or mapped.
@@ -61,7 +61,7 @@ impl PoolFile {
         self.frames().count() as u64
     }
 
-    /// The frame of the page at this offset.
+    /// The frame of the page at this offset; `None` if that page has none.
     pub fn frame(&self, offset: u64) -> Option<Pfn> {
         let behind = self.stretches.partition_point(|(range, _)| range.start.0 <= offset);
         let (range, first) = self.stretches.get(behind.checked_sub(1)?)?;

@@ -41,7 +41,7 @@ pub struct Engine {
 /// A group: its service and its name. Groups of two services differ even with one name.
 type GroupKey = (Of, String);
 
-/// The service that has a group.
+/// The service to which a group belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
     /// A service that was asked, by its index in the list of accounts.
@@ -68,7 +68,8 @@ struct PoolPage {
     offset: u64,
 }
 
-/// Takes a frame, its address, and its page of the pool's mapping in which it lies. `false` stops the scan.
+/// A callback for each frame: gets the frame, the address at which it is mapped, and, in a mapping of the pool, the
+/// page of the pool's file there. Returning `false` stops the scan.
 type Take<'a> = dyn FnMut(HostVirt, Seen, Option<PoolPage>) -> bool + 'a;
 
 /// A process whose page table is read.
@@ -82,7 +83,8 @@ pub struct Subject {
     pub is_member: bool,
     /// Number of its mappings.
     pub mappings: u64,
-    /// The execution of a program that the process runs. `None` if no other subject may be a fork of it.
+    /// Identifies the process's last `execve`, which forked children have in common with it. `None` if no other subject
+    /// may be a fork of it.
     execution: Option<Execution>,
 }
 
@@ -91,7 +93,7 @@ pub struct Subject {
 struct InPool {
     member_mappings: u64,
     other_mappings: u64,
-    /// Places that an earlier process of the same family has too: of members, and of other processes.
+    /// Places that an earlier process of the same family of forks has, too: of members, and of other processes.
     inherited: [u64; 2],
     broken: u64,
 }
@@ -160,8 +162,9 @@ impl Subjects {
         number
     }
 
-    /// The service of a pool file with this name that no service holds open. A member's own service comes first, if the
-    /// file has its group's name. Then comes the service of another file with this name that the process maps.
+    /// Guesses the service of a pool file with this name that no asked service holds open. A member's own service comes
+    /// first, if the file has the name of the member's group. Then comes the service of another file with this name
+    /// that the process maps.
     fn holder(&self, name: &str, member: Option<&GroupKey>, mappings: &[Mapping]) -> Of {
         let own = member.filter(|member| member.1 == name).map(|member| member.0);
         let of = |group: u16| self.names[usize::from(group)].0;
@@ -175,7 +178,7 @@ impl Subjects {
         files.filter_map(|m| Some(self.files.get(&(m.device, m.inode))?.group))
     }
 
-    /// Joins pools of services that were not asked into one pool, if they have this name and the process maps both.
+    /// Treats several pools with this name, of services that were not asked, as one pool if a process maps them all.
     fn unite(&mut self, name: &str, mappings: &[Mapping]) {
         let mut others: BTreeSet<u16> = self.mapped(name, mappings).collect();
         others.retain(|group| self.names[usize::from(*group)].0.asked().is_none());
@@ -238,14 +241,15 @@ impl Subjects {
         }
     }
 
-    /// Resets the counts of an earlier attempt.
+    /// Sets all counts to zero, for another attempt with more passes.
     pub fn begin(&mut self) {
         self.frames.fill((0, 0));
         self.in_pool.fill(InPool::default());
     }
 
-    /// Passes every frame with a `wanted` number of every process to `take`, until `take` returns `false`. Returns
-    /// `false` in that case. With `count`, mappings of pools are counted, whatever their frames.
+    /// Passes every frame of every process whose number is `wanted` to `take`, until `take` returns `false`. Returns
+    /// `false` in that case. With `count`, pages in mappings of pools are counted, also those whose frames are not
+    /// wanted.
     pub fn scan(&mut self, count: bool, wanted: &dyn Fn(u64) -> bool, mut take: impl FnMut(Seen) -> bool) -> bool {
         let mut in_pool = std::mem::take(&mut self.in_pool);
         let mut missed = Vec::new();

@@ -1,4 +1,4 @@
-//! Whether further guests fit, before they start.
+//! Decides, before guests start, whether there is memory for them.
 //!
 //! ```text
 //!   Facts of a look --Standing::of--> Standing, kept between two looks --\
@@ -6,7 +6,8 @@
 //!   a request: like a guest, or with so much memory ----------------------/
 //! ```
 //!
-//! The two sums are the room's own. They also have the promises, and the memory that guests are taken to need:
+//! The two sums are those of the crate (`lib.rs`), less the promises, and with the memory that guests are assumed to
+//! need:
 //!
 //! ```text
 //!   spare = available - floor - promised - may take, without folded pages
@@ -19,8 +20,9 @@
 //! | `likely` | as much as the most that a guest of its kind has held alone | the same |
 //! | `none` | nothing | as much as the guest of its kind that holds least |
 //!
-//! Guests of a *kind* are in one group and have as much RAM. One of n further guests takes more than all of m measured ones with a chance of
-//! n / (m + n), where nothing tells them apart. Only those count that have run for ten minutes.
+//! Guests of one *kind* are in one group and have equally much RAM. If nothing tells guests apart, the chance that one
+//! of n further guests takes more than each of m measured ones is n / (m + n). Only guests count as measured that have
+//! run for ten minutes.
 
 use crate::ladder::Rung;
 use crate::params::Params;
@@ -30,10 +32,10 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of a mebibyte.
 const MIB: u64 = 1 << 20;
-/// Time after which the pressure ladder has gone down by a rung, in seconds: 1 minute.
+/// Time without pressure after which the pressure ladder goes down by a rung, in seconds: 1 minute.
 const RUNG_S: u64 = 60;
 
-/// The memory against which a guest is admitted.
+/// How much memory must be there for a guest to be admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -97,7 +99,7 @@ pub struct Costs {
     pub settled_guests: u64,
 }
 
-/// The answer.
+/// The answer to a request to start guests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Admission {
@@ -126,7 +128,8 @@ pub struct Admission {
 }
 
 impl Costs {
-    /// Memory that one guest is admitted with. Nothing is likely of guests that were never seen.
+    /// Memory that one guest needs to be admitted. Of guests of a kind that was never measured, `Likely` knows nothing,
+    /// and takes the figure of `Strict`.
     const fn by(&self, policy: Assurance) -> u64 {
         match policy {
             Assurance::Likely if self.settled_guests > 0 => self.diverged_bytes,
@@ -136,10 +139,11 @@ impl Costs {
     }
 }
 
-/// Decides.
+/// Decides whether the wanted guests are admitted. `held` are the promises that hold, `available` is the host's
+/// available memory.
 ///
 /// # Errors
-/// It cannot be told what guests are wanted.
+/// The request does not say what guests are wanted: their RAM is not known, or their number is 0.
 pub fn admit(standing: &Standing, held: &[Held], available: u64, wanted: &Wanted) -> Result<Admission, String> {
     let (group, ram_bytes) = kind_of(standing, wanted)?;
     let (policy, costs) = (wanted.assurance, standing.costs(group, ram_bytes));
@@ -187,7 +191,7 @@ fn kind_of<'a>(standing: &'a Standing, wanted: &'a Wanted) -> Result<(Option<&'a
     }
 }
 
-/// Why not, and when it may be otherwise.
+/// Why guests are not admitted, and when the answer may be another one.
 struct No {
     reason: String,
     again_s: Option<u64>,

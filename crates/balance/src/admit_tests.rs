@@ -1,11 +1,12 @@
-//! Admission by made facts.
+//! Tests of admissions, by facts that are made up.
 
 use crate::test_world::guest;
 use crate::*;
 
 const M: u64 = 1 << 20;
 
-/// A host of 4 GiB of which 100 MiB are never lent, and guests of 512 MiB that hold so much alone. Their balloons took nothing.
+/// The standing of a host of 4 GiB, of which 100 MiB are never lent. Its guests have 512 MiB and empty balloons; each
+/// holds as much memory alone as `private_mib` says.
 fn standing(private_mib: &[u64], age_s: u64) -> Standing {
     let of = |(n, private): (usize, &u64)| GuestFacts {
         name: format!("vm{n}"),

@@ -1,6 +1,6 @@
-//! Rules of other programs, for comparison: they run in the bench alone.
+//! Rules by which other programs balance memory, for comparison: only the bench uses them.
 //!
-//! They are written after the original rules, with their constants. None of them knows what is shared.
+//! They follow the original rules, with their constants. None of them knows which pages are shared.
 
 mod mom;
 mod proxmox;

@@ -1,4 +1,4 @@
-//! Watching a balloon driver: is it doing what it was told?
+//! Watches whether a balloon driver does what it was told.
 //!
 //! ```text
 //!              no progress for 8 s                     Stuck
@@ -7,20 +7,22 @@
 //!         ---- no answer for 8 s                 ----> Silent
 //! ```
 //!
-//! Progress is an eighth of the way that was left in 8 s. One page now and then is none.
+//! A driver makes progress if, in 8 s, it shortens the way to its target by an eighth. A page now and then is no
+//! progress.
 
 use serde::Serialize;
 use std::time::Duration;
 
 /// Time without progress, without an answer, or with too many frames, after which a driver is flagged: 8 s.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// Least progress in that time: 1/8 of the way.
+/// Part of the way to its target that a driver must make in that time, or it counts as stuck: 1/8.
 const LEAST_PROGRESS: u64 = 8;
-/// Tolerated distance from the target, as a part of RAM: 1/128.
+/// Distance from the target at which a driver counts as arrived, as a part of RAM: 1/128.
 const NEAR: u64 = 128;
-/// Weight of a withdrawal that was slower than those before: 1/4.
+/// Part by which a slower withdrawal lowers the known speed: 1/4 of the difference.
 const SLOWER: u64 = 4;
-/// Tolerated frames above the size, as a part of RAM: 1/16, for pages that are on their way.
+/// Frames that a guest may hold above the size that its driver tells, as a part of RAM: 1/16, for pages that are on
+/// their way.
 pub(crate) const EXTRA_FRAMES: u64 = 16;
 
 /// Behaviour of a balloon driver.
@@ -59,7 +61,7 @@ impl DriverState {
     }
 }
 
-/// One look at a guest.
+/// What is seen of a guest at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sighting {
     /// RAM.
@@ -79,7 +81,7 @@ pub const fn has_arrived(ram_bytes: u64, actual_bytes: u64, target_bytes: u64) -
     actual_bytes.abs_diff(target_bytes) <= ram_bytes / NEAR
 }
 
-/// The watch over one driver.
+/// What is known of one balloon driver.
 #[derive(Clone, Debug, Default)]
 pub struct Driver {
     state: DriverState,
@@ -90,9 +92,9 @@ pub struct Driver {
     arrived: bool,
     lies_since: Option<Duration>,
     silent_since: Option<Duration>,
-    /// Speed of withdrawals.
+    /// Speed at which the balloon takes memory, in bytes a second; 0 before the first withdrawal.
     bytes_per_s: u64,
-    /// Speed of the last withdrawal by the driver's word, until the guest's frames have confirmed it.
+    /// Speed of the last withdrawal as the driver told it, until the guest's frames have confirmed it.
     told_bytes_per_s: Option<u64>,
 }
 
@@ -108,7 +110,8 @@ impl Driver {
         matches!(self.state, DriverState::Works | DriverState::Absent) && !in_doubt
     }
 
-    /// Speed of withdrawals, in bytes a second. A faster one counts at once, a slower one by a quarter. `None` before the first.
+    /// Speed at which the balloon takes memory, in bytes a second. A faster withdrawal counts at once, a slower one by
+    /// a quarter. `None` before the first.
     pub fn withdrawal_bytes_per_s(&self) -> Option<u64> {
         (self.bytes_per_s > 0).then_some(self.bytes_per_s)
     }
@@ -118,13 +121,14 @@ impl Driver {
         self.told_bytes_per_s = Some((bytes as f64 / seconds.max(0.1)) as u64);
     }
 
-    /// Takes the speed of a withdrawal into account: at once if it is faster, and otherwise by a quarter of the difference.
+    /// Takes the speed of a withdrawal into account: at once if it is faster, and otherwise by a quarter of the
+    /// difference.
     fn withdrew(&mut self, bytes_per_s: u64) {
         let slower = self.bytes_per_s.saturating_sub(self.bytes_per_s.saturating_sub(bytes_per_s) / SLOWER);
         self.bytes_per_s = slower.max(bytes_per_s);
     }
 
-    /// Takes a look into account, at a time since any fixed moment. Returns the state.
+    /// Takes a sighting at time `at` into account, and returns the driver's state. `at` counts from any fixed moment.
     pub fn see(&mut self, at: Duration, sighting: Sighting) -> DriverState {
         self.state = self.judge(at, sighting);
         self.last = Some((at, sighting));
@@ -152,7 +156,7 @@ impl Driver {
         self.judge_way(at, seen, actual)
     }
 
-    /// Judges by the way from the actual size to the target.
+    /// The state by how far the guest's size is from its target, and by whether that distance shrinks.
     fn judge_way(&mut self, at: Duration, seen: Sighting, actual: u64) -> DriverState {
         let Some(target) = seen.target_bytes else { return DriverState::Works };
         if self.last.is_none_or(|(_, last)| last.target_bytes != Some(target)) {
@@ -328,7 +332,7 @@ mod tests {
         assert_eq!(driver.withdrawal_bytes_per_s(), Some(95 * M), "it has arrived");
     }
 
-    /// A guest's root writes any size into the device.
+    /// Root inside a guest can write any size into the balloon device.
     #[test]
     fn size_without_frames_given_back_is_no_withdrawal() {
         for (resident, believed) in [(256, None), (145, None), (144, Some(1280 * M))] {

@@ -1,4 +1,5 @@
-//! Facts at the numbers at which sums go wrong, one field after the other: nothing overflows, and nothing is promised for it.
+//! Tests with facts at the numbers at which sums overflow, one field after the other: nothing overflows, and no memory
+//! is promised because of such a number.
 
 use crate::policy::{NAMES, named};
 use crate::test_world::guest;
@@ -8,7 +9,7 @@ use std::time::Duration;
 const M: u64 = 1 << 20;
 const EXTREMES: [u64; 6] = [0, 1, (1 << 52) - 1, 1 << 52, i64::MAX as u64, u64::MAX];
 
-/// The places of all numbers about a guest.
+/// Accessors of all numbers about a guest.
 const OF_GUEST: [fn(&mut GuestFacts) -> &mut u64; 16] = [
     |g| &mut g.ram_bytes,
     |g| &mut g.guaranteed_bytes,
@@ -28,7 +29,7 @@ const OF_GUEST: [fn(&mut GuestFacts) -> &mut u64; 16] = [
     |g| &mut g.faults_by_size[0].0,
 ];
 
-/// The places of all numbers about the host.
+/// Accessors of all numbers about the host.
 const OF_HOST: [fn(&mut HostFacts) -> &mut u64; 6] = [
     |h| &mut h.total_bytes,
     |h| &mut h.available_bytes,
@@ -55,7 +56,7 @@ fn facts() -> Facts {
     facts
 }
 
-/// Decides everything that is decided by facts.
+/// Makes all decisions that are made by facts.
 fn decide(facts: Facts) {
     let params = Params::default();
     for rung in [Rung::Idle, Rung::Refuse] {
@@ -129,7 +130,7 @@ fn extreme_numbers_overflow_nothing() {
     }
 }
 
-/// The word of a member, passed on by its worker, gets nothing that the kernel does not show.
+/// Savings that a member reports, and its worker passes on, count only as far as the kernel shows folded pages.
 #[test]
 fn savings_that_a_member_names_move_no_loan() {
     for name in ["group", "entitlement"] {

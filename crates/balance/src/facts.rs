@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 /// Most faults a second that are believed of a guest: 1,000,000.
 const MOST_FAULTS_PER_S: f64 = 1e6;
 
-/// Part of the memory that a guest claims it could free which it keeps, as a part of its RAM: 1/16. The claim includes
-/// memory of its kernel, which is not always freed in time; and statistics are some seconds old.
+/// Memory that a guest keeps of what it claims that it could free, as a part of its RAM: 1/16. The claim includes
+/// kernel memory that cannot always be freed in time, and statistics are some seconds old.
 const LEAST_LEFT: u64 = 16;
 
 /// Everything that a plan is made of.
@@ -157,7 +157,8 @@ impl Facts {
 }
 
 impl Facts {
-    /// Savings of a group that its guests are lent: by its report, and no more than the folded pages that the kernel shows of them.
+    /// Savings of a group that its guests are lent: as the group's worker reports them, but no more than the guests'
+    /// folded pages that the kernel shows.
     pub(crate) fn saved_bytes(&self, group: &str) -> u64 {
         let told = self.groups.get(group).map_or(0, |group| u64::try_from(group.saved_bytes).unwrap_or(0));
         let guests = self.guests.iter().filter(|guest| guest.group == group);
@@ -210,10 +211,11 @@ impl GuestFacts {
         self.size_bytes().saturating_sub(self.resident_bytes)
     }
 
-    /// Memory that it may take at any instant: what it has no frames for, and each folded page.
+    /// Page frames that the guest may take at any instant: for the part of its size that has none, and for each folded
+    /// page.
     ///
-    /// Where a balloon does not hold what its driver says, no size bounds the guest, and it may take all of its RAM. Frames show that
-    /// before the driver is flagged.
+    /// If the balloon does not hold what its driver says, no size limits the guest, and it may take all of its RAM. The
+    /// guest's frames show that before the driver is flagged.
     pub fn may_take_bytes(&self) -> u64 {
         let size = if self.is_unbounded() { self.ram_bytes } else { self.size_bytes() };
         size.saturating_sub(self.resident_bytes).saturating_add(self.folded_bytes)
@@ -229,19 +231,19 @@ impl GuestFacts {
         matches!(self.driver, DriverState::Works | DriverState::Absent) && !self.is_unbounded()
     }
 
-    /// Memory of its size that it never used, or has given back. The host's swap holds pages that it uses.
+    /// The part of its size that has neither a frame nor swap: memory that it never used, or has given back.
     pub fn never_used_bytes(&self) -> u64 {
         self.untouched_bytes().saturating_sub(self.swapped_bytes)
     }
 
-    /// Growth that it was told of and has yet to make. A driver that does not do as told is not waited for.
+    /// Growth that the guest was told and has yet to make; 0 if its driver does not do as it is told.
     pub fn coming_bytes(&self) -> u64 {
         let target = self.target_bytes.filter(|_| self.can_balloon()).unwrap_or(0);
         target.saturating_sub(self.size_bytes())
     }
 
-    /// Memory that it does not need: what it says that it could free without swapping. If it tells nothing, what it never
-    /// used. A guest's kernel reserves memory that it does not touch, so the second says less.
+    /// Memory that the guest does not need: what it claims that it could free without swapping. If it sends no
+    /// statistics, what it never used, which is less: a guest's kernel reserves memory that it does not touch.
     pub fn idle_bytes(&self) -> u64 {
         self.claimed_idle_bytes().unwrap_or_else(|| self.never_used_bytes())
     }
@@ -250,13 +252,14 @@ impl GuestFacts {
         self.claims.map(|claims| claims.available_bytes.max(claims.free_bytes))
     }
 
-    /// Memory that the guest can give up without harm: all that it does not need, less a little. If a balloon takes
-    /// more, the guest swaps, or kills its processes.
+    /// Memory that the guest can give up without harm: all that it does not need ([`Self::idle_bytes`]), less 1/16 of
+    /// its RAM. If a balloon takes more, the guest swaps, or kills its processes.
     pub fn harmless_bytes(&self) -> u64 {
         self.idle_bytes().saturating_sub(self.ram_bytes / LEAST_LEFT)
     }
 
-    /// Memory that it needs to run: all that it could not free without swapping. Without statistics, its size.
+    /// Memory that the guest needs to run: all that it could not free without swapping. Without statistics, its whole
+    /// size.
     pub fn needed_bytes(&self) -> u64 {
         self.size_bytes().saturating_sub(self.claimed_idle_bytes().unwrap_or(0))
     }

@@ -7,28 +7,30 @@
 //! | `mom` | the same, free memory as the mean of 10 looks | the same, from what the knob has |
 //! | `advisor` | always | the kernel's own advisor's (`advisor_mode`, since Linux 6.8) |
 //!
-//! `ksmtuned` is the script of that name, looks every 60 s, and counts `MemFree`, `Buffers` and `Cached` as free. `mom` is oVirt's
-//! `ksm.rules` (`03-ksm.policy` of vdsm), and looks every 10 s. Both sleep 10 ms for 16 GiB of RAM, more for less RAM, and 10 ms at least.
+//! `ksmtuned` is the script of that name, looks every 60 s, and counts `MemFree`, `Buffers` and `Cached` as free. `mom`
+//! is oVirt's `ksm.rules` (`03-ksm.policy` of vdsm), and looks every 10 s. Both sleep 10 ms for 16 GiB of RAM, more for
+//! less RAM, and 10 ms at least.
 //!
-//! With any rule ksmd stops in a window in which the host swaps: it would read pages that the kernel has just put away (Li).
-//! Pages that are merged stay so while ksmd does not run.
+//! With any rule, ksmd does not run after a window in which the host has swapped: it would read pages that the kernel
+//! has just swapped out (Li). Pages that are merged stay so while ksmd does not run.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Most pages that a host may swap in a second without stopping ksmd: 64.
 const SWAPS_A_SECOND: u64 = 64;
-/// Part of time with some task waiting for memory at which memory becomes short, and below which it is short no longer, in percent.
+/// Part of time in which some task waits for memory (PSI), in percent: memory becomes short at the first figure, and
+/// stops being short below the second.
 const STALLED_PERCENT: (f64, f64) = (10.0, 1.0);
-/// Pages to scan of `need`: to begin with, at least, at most.
+/// `pages_to_scan` by rule `need`: at first, at least, at most.
 const NEED_PAGES: (u64, u64, u64) = (1024, 64, 4096);
-/// Sleep of `need` between two batches: 10 ms.
+/// `sleep_millisecs` by rule `need`: 10 ms.
 const NEED_SLEEP_MS: u64 = 10;
-/// Merged part of scanned pages from which on `need` goes faster: 1/64.
+/// Part of the scanned pages that must be merged for rule `need` to double `pages_to_scan`: 1/64.
 const PLENTY: u64 = 64;
-/// Merged part of scanned pages below which `need` goes slower after a full scan: 1/1024.
+/// Merged part of the scanned pages below which, after a full scan, rule `need` halves `pages_to_scan`: 1/1024.
 const LITTLE: u64 = 1024;
-/// Pages that `ksmtuned` and `mom` add and take off, and their bounds.
+/// Pages by which `ksmtuned` and `mom` raise and lower `pages_to_scan`; its lowest and highest value.
 const TUNED_PAGES: (u64, u64, u64, u64) = (300, 50, 64, 1250);
 /// RAM for which `ksmtuned` and `mom` sleep [`TUNED_SLEEP_MS`]: 16 GiB.
 const TUNED_RAM_BYTES: u64 = 16 << 30;
@@ -37,7 +39,7 @@ const TUNED_SLEEP_MS: u64 = 10;
 /// Part of RAM that `ksmtuned` and `mom` want to be free: 1/5.
 const TUNED_PART: u64 = 5;
 
-/// A rule.
+/// A rule by which ksmd is driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rule {
@@ -65,7 +67,7 @@ impl Rule {
         }
     }
 
-    /// Time between two looks, as published.
+    /// Time between two decisions, as the rule was published.
     pub const fn window(self) -> Duration {
         match self {
             Self::Ksmtuned => Duration::from_secs(60),
@@ -74,7 +76,7 @@ impl Rule {
     }
 }
 
-/// A host, as it is seen at the end of a window.
+/// What a driver has seen of the host at the end of a window (the time between two decisions).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Host {
     /// RAM, in bytes.
@@ -126,7 +128,8 @@ pub enum Knobs {
 }
 
 impl Host {
-    /// Whether memory is short. It is so until 5/4 of the bound are available, and no task waits.
+    /// Whether memory is short: less than `below_bytes` is available, or tasks wait for memory. Once ksmd runs for
+    /// that, memory counts as short until 5/4 of `below_bytes` are available and hardly any task waits.
     pub fn is_short(&self, below_bytes: u64) -> bool {
         let stalled = self.stalled_percent.unwrap_or(0.0);
         if self.ran {
@@ -141,7 +144,7 @@ impl Host {
     }
 }
 
-/// Knobs for the next window, and the reason.
+/// Decides ksmd's knobs for the next window, and says why.
 pub fn drive(rule: Rule, bounds: &Bounds, host: &Host) -> (Knobs, String) {
     if host.swaps() {
         return (Knobs::Off, format!("the host swapped {} pages", host.swapped_pages));
@@ -185,9 +188,9 @@ fn need(host: &Host) -> (Knobs, String) {
     (Knobs::Scan(pages, NEED_SLEEP_MS), format!("{merged} pages merged of {scanned} scanned in {seconds} s"))
 }
 
-/// The rule of `ksmtuned` and of `mom`: scan more pages than before (`pages`) while less than a fifth of RAM is free, and
-/// fewer otherwise. `ksmtuned` takes the free memory of this moment, and the pages that it set itself. `mom` takes the mean
-/// of several looks, and the pages that ksmd's knob shows.
+/// The rule of `ksmtuned` and of `mom`: scan more pages than before (`pages`) while less than a fifth of RAM is free,
+/// and fewer otherwise. `ksmtuned` takes the free memory of this moment, and the pages that it set itself. `mom` takes
+/// the mean of several looks, and the pages that ksmd's knob shows.
 fn tuned(host: &Host, free_bytes: u64, pages: u64) -> (Knobs, String) {
     let (boost, decay, least, most) = TUNED_PAGES;
     let wanted = host.total_bytes / TUNED_PART;

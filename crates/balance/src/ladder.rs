@@ -14,24 +14,25 @@
 //! | `advise` | a guest is proposed that should go to another host: `proposal.rs` |
 //! | `refuse` | no reservation is granted |
 //!
-//! Pressure begins when less than the floor is available. It also begins when tasks wait for memory for 10% of the time, and less than twice
-//! the floor is available. It ends at 5/4 of the floor, if tasks wait for less than 1% or twice the floor is available. Between the two
-//! nothing changes. Tasks that wait although the host has memory are those of a control group at its own limit.
+//! Pressure begins when less than the floor (memory that is never lent) is available. It also begins when tasks wait
+//! for memory for 10% of the time, and less than twice the floor is available. It ends at 5/4 of the floor, if tasks
+//! wait for less than 1% of the time or twice the floor is available. Between the two nothing changes. If tasks wait
+//! although the host has memory, they are in a control group at its own limit.
 
 use crate::facts::{Facts, HostFacts};
 use crate::pause::DANGER;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Time on a rung before the next one up: 10 s.
+/// Time under pressure on a rung after which the ladder goes up by one: 10 s.
 const UP_AFTER: Duration = Duration::from_secs(10);
-/// Time without pressure before the next rung down: 60 s.
+/// Time without pressure after which the ladder goes down by one rung: 60 s.
 const DOWN_AFTER: Duration = Duration::from_secs(60);
-/// Part of time with some task waiting at which pressure begins: 10%.
+/// Part of time in which some task waits for memory (PSI), in percent, at which pressure begins.
 const STALLED: f64 = 10.0;
-/// Multiple of the floor from which on waiting tasks say nothing of the host's memory: 2.
+/// Multiple of the floor: if that much is available, waiting tasks say nothing about the host's memory.
 const STALLS_COUNT: u64 = 2;
-/// Part of time below which pressure ends: 1%.
+/// Part of time in which some task waits for memory, in percent, below which pressure ends.
 const RELIEVED: f64 = 1.0;
 /// Least memory that is withdrawn under pressure, as a part of RAM: 1/64.
 const LEAST_RELIEF: u64 = 64;
@@ -62,8 +63,8 @@ impl Pressure {
     }
 }
 
-/// Memory that would end the pressure, in bytes: all that is missing to 5/4 of the floor, but at least 1/64 of RAM.
-/// Tasks may wait for memory although some is available.
+/// Memory that has to be freed to end the pressure, in bytes: all that is missing to 5/4 of the floor, but at least
+/// 1/64 of RAM, because tasks may wait for memory although some is available. 0 without pressure.
 pub fn relief_bytes(host: &HostFacts) -> u64 {
     if Pressure::of(host) == Pressure::None {
         return 0;
@@ -71,7 +72,8 @@ pub fn relief_bytes(host: &HostFacts) -> u64 {
     relieved_at(host.floor_bytes).saturating_sub(host.available_bytes).max(host.total_bytes / LEAST_RELIEF)
 }
 
-/// Memory without which the host runs out of it, in bytes: all that is missing to half of the floor.
+/// Memory that has to be freed at any price, because the host runs out of memory otherwise, in bytes: all that is
+/// missing to half of the floor.
 pub fn last_resort_bytes(host: &HostFacts) -> u64 {
     (host.floor_bytes / DANGER).saturating_sub(host.available_bytes)
 }
@@ -125,7 +127,7 @@ pub struct RungEvent {
     pub reason: String,
 }
 
-/// The place on the ladder.
+/// The present rung of the ladder, and what decides about the next step.
 #[derive(Clone, Debug, Default)]
 pub struct Ladder {
     rung: Rung,
@@ -139,7 +141,7 @@ impl Ladder {
         self.rung
     }
 
-    /// Takes the host's memory at a time into account; a step comes with its reason.
+    /// Takes the host's memory at time `at` into account. Returns the step if the rung changes, with its reason.
     pub fn see(&mut self, at: Duration, facts: &Facts) -> Option<RungEvent> {
         let event = self.step(at, Pressure::of(&facts.host))?;
         Some(RungEvent { reason: format!("{}: {}", event.reason, state_of(&facts.host)), ..event })
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!([of(199, Some(10.0)), of(199, Some(1.0))], [Pressure::High, Pressure::Some]);
     }
 
-    /// A tenant at its own limit makes its tasks wait for as long as it likes.
+    /// A tenant's tasks may wait for memory all the time, at the limit of the tenant's own control group.
     #[test]
     fn tasks_that_wait_on_a_host_with_memory_climb_no_rung() {
         let (mut ladder, mut lack) = (Ladder::default(), Ladder::default());

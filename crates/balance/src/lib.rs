@@ -1,4 +1,4 @@
-//! Gives memory that was saved back to guests, and takes it again when it is needed.
+//! Plans how memory that folding saves is given to guests, and taken back when it is needed.
 //!
 //! ```text
 //!   facts --> policy --> plan --> actuators
@@ -19,10 +19,12 @@
 //!   cover     = available - floor + withdrawable    against untouched + folded: every folded page breaks  ([`Reserve`])
 //! ```
 //!
-//! So folded pages are free in the first sum, which is how savings are given back. In the second each of them takes a
-//! frame again, and loans that can be withdrawn within 10 s stand for it. A plan keeps both sums at zero or above.
+//! In the first sum, folded pages take no memory: so what folding saves can be lent. In the second sum each folded page
+//! takes a frame again, as when all are written at once; loans that can be withdrawn within 10 s count against that. A
+//! plan keeps both sums at zero or above.
 //!
-//! A page that others hold too frees nothing when a balloon takes it. [`price`] prices the balloon by what it frees.
+//! When a balloon takes a page whose frame others share, no frame is freed. So [`price`] values a balloon by the frames
+//! that it frees.
 #![forbid(unsafe_code)]
 // Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

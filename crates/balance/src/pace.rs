@@ -1,4 +1,5 @@
-//! The pace of folding while the host is short of memory: faster where it yields, slower where it does not.
+//! Changes the pace of folding while the host is short of memory: groups for which folding saves memory fold faster,
+//! others slower.
 //!
 //! | in the last 10 s, a group | pace |
 //! |---|---|
@@ -6,8 +7,9 @@
 //! | fingerprinted 256 pages or more, gained nothing, and folded less than 1/64 of them to stay | a quarter of what it fingerprinted, 64 pages a second at least |
 //! | neither | as before |
 //!
-//! A slower group spends less processor time, and breaks fewer pages. It is still seen when its pages become alike: the first row then gives
-//! it its usual pace back. Below the rung `pace` of the ladder, every group has its usual one.
+//! A slower group takes less processor time, and fewer of its folded pages are written again. It is still noticed if
+//! its pages become alike: the first row then gives it back its usual pace. Below the rung `pace` of the ladder, every
+//! group has its usual pace.
 
 use crate::facts::{Facts, GroupFacts};
 use crate::ladder::Rung;
@@ -17,7 +19,8 @@ use std::time::Duration;
 
 /// Time over which a group is judged: 10 s.
 const JUDGED_OVER: Duration = Duration::from_secs(10);
-/// Least part of fingerprinted pages that must be of use: 1/64.
+/// Part of the fingerprinted pages that must be gained as net savings for a group to count as saving, or be folded to
+/// stay for it not to be slowed down: 1/64.
 const OF_USE: u64 = 64;
 /// Fewest pages that must have been fingerprinted for a group to be slowed down: 256.
 const LEAST_SEEN: u64 = 256;
@@ -28,7 +31,7 @@ const SLOWEST: u32 = 64;
 /// Size of a page in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// A pace beside the usual one.
+/// How fast a group folds, against its own settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
@@ -65,7 +68,7 @@ pub struct PaceChange {
     pub reason: String,
 }
 
-/// One group under watch.
+/// What is kept about one group.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
     /// The group's figures at the beginning of the time over which it is judged.
@@ -102,7 +105,8 @@ impl Paces {
 }
 
 impl Watched {
-    /// Sets the pace by what was since the last judgement; returns the reason for that, where it is due.
+    /// Judges the group if that is due, and sets its pace. Returns the reason then. `may`: the ladder is high enough
+    /// for other paces than the usual one.
     fn judge(&mut self, at: Duration, now: &GroupFacts, may: bool) -> Option<String> {
         if !may && self.told.take().is_some() {
             return Some("the host is less short of memory".into());
@@ -135,7 +139,7 @@ fn slower(hashed_per_s: u64, scan_rate: Option<u32>) -> Option<(Pace, u32)> {
     (slower < scan_rate.unwrap_or(u32::MAX).min(pages)).then_some((Pace::Slower, slower))
 }
 
-/// Work of a group, and its gain.
+/// What a group has done and gained in the time over which it is judged.
 struct Done {
     hashed: u64,
     lasting: u64,

@@ -1,4 +1,4 @@
-//! Pauses: guests that may not run while loans are withdrawn, because memory would run out before the loans are back.
+//! Decides which guests are paused while loans are withdrawn, because memory would run out before the loans are back.
 //!
 //! | condition | reason |
 //! |---|---|
@@ -8,12 +8,12 @@
 //! | it has run for a minute since its last pause | no guest stands still for more than 10 s of each minute |
 //! | it keeps back what it was told to give, as its frames show, or its driver. Of the others, memory does not bear all that they may take | no guest stands still for another one that lies |
 //!
-//! Guests that may take least run on first, as far as memory allows. Guests that may not be paused count beside them,
-//! unless these give nothing back either.
+//! Guests that may take least memory go on running, as far as memory allows. The memory that other guests may take,
+//! which cannot be paused, counts first, unless these give nothing back either.
 //!
-//! A guest that is paused gives nothing back, since its driver does not run. So guests that shrink are resumed first:
-//! one, and others as far as memory bears that is available, if each takes all that it may. Further ones follow when
-//! balloons have given memory back. A guest that keeps memory back comes last.
+//! A paused guest gives nothing back, since its driver does not run. So guests that have to shrink are resumed first:
+//! one of them, and others as long as the available memory is enough if each takes all that it may. Further ones follow
+//! when balloons have given memory back. A guest that keeps memory back comes last.
 
 use crate::driver::DriverState;
 use crate::facts::{Facts, GuestFacts, HostFacts};
@@ -23,7 +23,7 @@ use serde::Serialize;
 /// Part of the floor below which guests are paused, and memory is taken at any price: 1/2.
 pub(crate) const DANGER: u64 = 2;
 
-/// Time in which available memory may not fall to nothing, in seconds: 2 s.
+/// Guests are paused if, at its present speed, available memory falls to nothing within this time, in seconds: 2 s.
 const RUNS_OUT_S: u64 = 2;
 
 /// A guest to be paused.
@@ -35,8 +35,9 @@ pub struct Pause {
     pub reason: String,
 }
 
-/// Guests that can be resumed beside those that run and have not given their memory back yet, the first of `held` first. Those that keep
-/// back what they were told to give come last.
+/// Paused guests (of `held`, in that order) that can be resumed: the available memory is enough for all that they may
+/// take, and for all that the guests `running` may take, which have not given their memory back yet. Guests that keep
+/// back what they were told to give come last. If `running` is empty, one guest is resumed in any case.
 pub fn resumable<'a>(facts: &Facts, held: &[&'a str], running: &[&str], available_bytes: u64) -> Vec<&'a str> {
     let of = |id: &str| facts.guests.iter().find(|guest| guest.id == id);
     let takes = |id: &str| of(id).map_or(0, GuestFacts::may_take_bytes);
@@ -53,7 +54,7 @@ pub fn resumable<'a>(facts: &Facts, held: &[&'a str], running: &[&str], availabl
     resumed
 }
 
-/// Guests that are to be paused. `has_run` tells of each whether its last pause was long ago.
+/// Guests that are to be paused. `has_run` tells whether a guest has run long enough since its last pause.
 pub fn pauses(facts: &Facts, params: &Params, has_run: impl Fn(&str) -> bool) -> Vec<Pause> {
     let host = &facts.host;
     let runs_out = host.available_bytes < host.falling_bytes_per_s.saturating_mul(RUNS_OUT_S);
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(paused(0, |guest| (guest.folded_bytes, guest.resident_bytes) = (0, 200 * M), true), ["a"]);
     }
 
-    /// A guest's root writes the size that it was told into the device, and goes on taking memory.
+    /// Root inside a guest can write the size that the guest was told into the balloon device, and go on taking memory.
     #[test]
     fn guest_whose_balloon_holds_nothing_is_paused() {
         let of = |resident: u64, driver| {
@@ -191,7 +192,7 @@ mod tests {
         GuestFacts { folded_bytes: folded * M, ..guest(id, 256 * M, 128 * M) }
     }
 
-    /// By its word it has 128 MiB, and 200 lie in frames.
+    /// Its driver tells 128 MiB, and it holds 200 MiB of frames.
     fn liar(id: &str) -> GuestFacts {
         GuestFacts { actual_bytes: 128 * M, resident_bytes: 200 * M, ..guest(id, 256 * M, 128 * M) }
     }
@@ -201,7 +202,7 @@ mod tests {
         pauses(&facts, &Params::default(), has_run).into_iter().map(|pause| pause.guest).collect()
     }
 
-    /// They were paused for one that gave nothing back.
+    /// Once, these were paused because of a guest that gave nothing back.
     #[test]
     fn guests_that_give_back_run_on_as_far_as_memory_bears_it() {
         let guests = [takes("a", 20), takes("b", 10), liar("z"), takes("c", 30)];

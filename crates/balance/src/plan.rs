@@ -6,11 +6,11 @@
 //!   spare >= 0     the policy's sizes: growth from spare memory, then from guests that the policy wants smaller
 //! ```
 //!
-//! Growth that waits for others to shrink is planned again when they have: [`Plan::grows`] has only growth from memory
-//! that is there. A growth that the reserve does not bear is refused with its reason.
+//! [`Plan::grows`] has only growth for which memory is available now. Growth that has to wait until other guests have
+//! shrunk is planned in a later round. Growth that the reserve does not cover is refused with its reason.
 //!
-//! Small changes are left out, and a guest does not turn round before a cooldown is over. Withdrawals and guarantees have
-//! no cooldown.
+//! Small changes are left out. A guest that has grown shrinks only after a cooldown, and the reverse. Withdrawals and
+//! guarantees have no cooldown.
 
 use crate::facts::{Facts, GuestFacts};
 use crate::ladder::{self, Rung};
@@ -40,7 +40,7 @@ pub struct Step {
     pub reason: String,
 }
 
-/// A growth that is not made.
+/// A growth that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     /// The guest, or the name of a reservation.
@@ -83,7 +83,8 @@ impl History {
         self.0.retain(|id, _| facts.guests.iter().any(|guest| guest.id == *id));
     }
 
-    /// Whether a guest may turn this way.
+    /// Whether a guest may grow, or shrink if not `grow`: its last change was in the same direction, or the cooldown is
+    /// over.
     fn may(&self, guest: &GuestFacts, grow: bool, at: Duration, params: &Params) -> bool {
         let last = self.0.get(&guest.id);
         last.is_none_or(|(grew, when)| *grew == grow || at.saturating_sub(*when) >= params.cooldown)
@@ -128,15 +129,16 @@ pub fn plan(facts: &Facts, policy: &dyn Policy, history: &History, at: Duration,
     draft.plan
 }
 
-/// Plans to have `bytes` spare for a guest that has not started: guests that shrink, or the reason why it cannot be.
+/// Plans to have `bytes` spare for a guest that has not started. Returns the guests that have to shrink, or a refusal
+/// if there cannot be that much.
 ///
 /// # Errors
-/// All loans together yield too little.
+/// All loans together free too little, the reserve does not cover the guest, or the host is short of memory.
 pub fn make_room(facts: &Facts, name: &str, bytes: u64, params: &Params) -> Result<Vec<Step>, Refusal> {
     let (budget, reserve) = (Budget::of(facts), Reserve::of(facts, params));
     let lacking = signed(bytes).saturating_sub(budget.spare_bytes).max(0).unsigned_abs();
     let taken = price::take(facts, Need { spare_bytes: lacking, ..Need::default() }, |_| u64::MAX);
-    // A guest that holds more than its driver's size gives less than its offers said.
+    // A guest that holds more memory than its driver tells gives less than its offers said.
     let steps: Vec<Step> = taken.iter().filter_map(|taken| shrink(facts, taken, &format!("room for {name}"))).collect();
     let freed = steps.iter().fold(0, |sum: u64, step| sum.saturating_add(step.expected_bytes));
     let refuse = |reason| Err(Refusal { guest: name.into(), bytes, reason });
@@ -170,9 +172,9 @@ fn kept_spare(facts: &Facts, params: &Params) -> u64 {
     facts.guests.iter().map(|guest| params.least_change_bytes(guest.ram_bytes)).fold(0, u64::saturating_add)
 }
 
-/// The step by which a guest gives this memory up. The step begins at the size of the guest's driver, even if frames
-/// show that the guest holds more. A driver that is told the larger size lets the guest grow. `None`: the guest has
-/// nothing to give.
+/// The step by which a guest gives this memory up; `None` if the guest has nothing to give. The step begins at the size
+/// that the guest's driver tells, even if frames show that the guest holds more: a driver that is told the larger size
+/// would let the guest grow.
 fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
     let guest = &facts.guests[taken.guest];
     let size = guest.actual_bytes;
@@ -188,7 +190,7 @@ fn shrink(facts: &Facts, taken: &Taken, why: &str) -> Option<Step> {
 }
 
 impl Draft<'_> {
-    /// Guests get what they lack to their guarantee.
+    /// Plans growth of guests below their guaranteed size, up to that size.
     fn keep_guarantees(&mut self) {
         for guest in self.facts.guests.iter().filter(|guest| guest.can_balloon()) {
             if owed_bytes(guest) > 0 {
@@ -204,13 +206,14 @@ impl Draft<'_> {
         }
     }
 
-    /// Withdraws the cheapest loans that free this much.
+    /// Plans to withdraw the cheapest loans that free what is needed.
     fn withdraw(&mut self, need: Need, why: &str) {
         let taken = price::take(self.facts, need, |_| u64::MAX);
         self.plan.frees.extend(taken.iter().filter_map(|taken| shrink(self.facts, taken, why)));
     }
 
-    /// Follows the policy's wishes as far as spare memory, price, reserve and cooldown allow.
+    /// Plans growth as the policy wants it, as far as spare memory, reserve and cooldown allow; and guests that shrink
+    /// for growth that has to wait.
     fn follow(&mut self, wishes: &[Wish], history: &History, at: Duration) {
         let spare = self.plan.budget.spare_bytes.max(0).unsigned_abs();
         let mut from_spare = spare.saturating_sub(kept_spare(self.facts, self.params));
@@ -241,7 +244,7 @@ impl Draft<'_> {
         self.move_loans(wishes, waiting, history, at);
     }
 
-    /// Shrinks guests that the policy wants smaller, as far as others wait for it.
+    /// Shrinks guests that the policy wants smaller, as far as others wait for that memory (`waiting` bytes).
     fn move_loans(&mut self, wishes: &[Wish], waiting: u64, history: &History, at: Duration) {
         let (facts, params) = (self.facts, self.params);
         let most = |n: usize| {
@@ -271,7 +274,7 @@ impl Draft<'_> {
         if most < least { 0 } else { wanted.min(most) }
     }
 
-    /// Refuses a growth that this reserve does not bear, with the sum that shows it.
+    /// Refuses a growth that the reserve does not cover. The reason has the sums.
     fn refuse(&mut self, guest: &GuestFacts, bytes: u64, reserve: &Reserve) {
         let reason = format!(
             "the reserve would be eaten: guests may take {} MiB, {} MiB with this growth, against which {} MiB are free and {} MiB \

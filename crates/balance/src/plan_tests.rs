@@ -1,4 +1,4 @@
-//! Properties of plans, for whatever guests say and whichever policy is used.
+//! Properties of plans that hold for all claims of guests and all policies.
 
 use crate::facts::{Claims, Facts, GuestFacts, HostFacts, Reservation};
 use crate::policy::{self, Policy, Wish};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const M: u64 = 1 << 20;
 
-/// Numbers that a host may see, and numbers that only a liar tells.
+/// Sizes that a real host may see, and sizes that only a guest that lies can tell.
 fn bytes() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..512 * M, 1 => any::<u64>(), 1 => Just(0), 1 => Just(u64::MAX)]
 }
@@ -64,7 +64,7 @@ fn plan_of(facts: &Facts, policy: &dyn Policy) -> Plan {
     plan(facts, policy, &History::default(), Duration::ZERO, &Params::default())
 }
 
-/// The facts after all growth was taken, which is free in the guests: nothing else has changed.
+/// The facts after guests have grown as planned, and do not use their growth yet: nothing else has changed.
 fn after_growth(facts: &Facts, plan: &Plan) -> Facts {
     let mut after = facts.clone();
     for step in &plan.grows {
@@ -121,7 +121,7 @@ proptest! {
         prop_assert!(plans.windows(2).all(|two| two[0] == two[1]), "{:?}", plans);
     }
 
-    /// Growth is spare memory, but for guarantees.
+    /// Guests grow into spare memory only, except up to their guarantees.
     #[test]
     fn no_growth_lends_more_than_is_spare(facts in any_facts()) {
         for policy in policies() {
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// Reservations are refused, or leave reserve and guarantees whole.
+    /// A reservation is refused, or leaves the reserve and all guarantees in place.
     #[test]
     fn reservation_frees_enough_or_is_refused(facts in any_facts(), wanted in bytes()) {
         let params = Params::default();
@@ -141,8 +141,8 @@ proptest! {
         }
     }
 
-    /// While no guest uses more or less memory than before, their sizes come to rest. Until then no guest goes from growing to
-    /// shrinking, or back, more than three times.
+    /// While no guest uses more or less memory than before, their sizes come to rest. Until then no guest goes from
+    /// growing to shrinking, or back, more than three times.
     #[test]
     fn no_plan_oscillates(
         total in 512..2048_u64, floor in 16..64_u64,
@@ -239,7 +239,7 @@ fn guest_does_not_grow_beyond_limit_of_its_control_group() {
     assert_eq!([grown(None), grown(Some(50 * M)), grown(Some(22 * M))], [Some(64), Some(30), None]);
 }
 
-/// All folded pages may break, and the guest cannot give its loan back then.
+/// All folded pages may be written, and the guest cannot give its loan back then.
 #[test]
 fn loan_that_its_guest_needs_stands_against_no_storm() {
     let reserve = |available_bytes| {
@@ -279,7 +279,7 @@ fn reservation_is_refused_with_the_numbers() {
     assert!(refusal.reason.starts_with("120 MiB are wanted: -20 MiB are spare"), "{}", refusal.reason);
 }
 
-/// Its driver's size is 80 MiB, of which the balloon can take 16, and it holds 256.
+/// The guest's driver tells a size of 80 MiB, of which the balloon can take 16 MiB, while the guest holds 256 MiB.
 #[test]
 fn reservation_counts_no_more_than_balloons_will_free() {
     let host =
@@ -290,7 +290,7 @@ fn reservation_counts_no_more_than_balloons_will_free() {
     assert!(refusal.reason.contains("would free 16 MiB"), "{}", refusal.reason);
 }
 
-/// Kim's two groups: what one saves, the other does not get.
+/// Two groups, as in the paper of Kim and others: what one saves, the other does not get.
 #[test]
 fn savings_of_a_group_stay_in_it() {
     let mut world = World::new(
@@ -312,8 +312,8 @@ fn savings_of_a_group_stay_in_it() {
     assert_eq!(loans(&policy::WorkingSet), [0, 40]);
 }
 
-/// Guests with loans, on a host with memory for more, and then with less than twice its floor. Under pressure they shrink by as much as ends
-/// it, and nobody grows.
+/// Guests with loans, on a host with memory for more, and then with less than twice its floor. Under pressure they
+/// shrink by as much as ends it, and nobody grows.
 #[test]
 fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     let mut world =
@@ -336,7 +336,7 @@ fn pressure_withdraws_loans_and_stops_growth_and_reservations() {
     assert!(refused.reason.contains("short of memory"), "{}", refused.reason);
 }
 
-/// Wants this size for each guest.
+/// A policy that wants the same size for each guest.
 struct Wants(u64);
 
 impl Policy for Wants {
@@ -375,7 +375,7 @@ fn memory_is_lent_once_though_every_guest_is_to_have_it() {
     assert_eq!(growth(&plan), 100 - 8, "all that is spare, but for 4 MiB a guest: {plan:?}");
 }
 
-/// A guest that had done half of its way once got the other half, and another one the same memory.
+/// Once, when a guest had grown by half of what it was told, the other half was lent to another guest, too.
 #[test]
 fn growth_that_is_still_to_come_is_not_lent_to_another() {
     let mut facts = two_guests(150);

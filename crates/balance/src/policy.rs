@@ -1,4 +1,5 @@
-//! Policies: facts in, the size of each guest out. A plan bounds and orders them.
+//! Policies: facts in, the size that each guest should have out. A plan ([`plan`](crate::plan())) limits the changes
+//! and puts them in order.
 
 mod entitlement;
 mod equal;
@@ -24,7 +25,7 @@ pub struct Wish {
     pub reason: String,
 }
 
-/// A way to deal out memory.
+/// A way to divide memory among guests.
 pub trait Policy {
     /// The name by which it is chosen.
     fn name(&self) -> &'static str;
@@ -48,7 +49,7 @@ pub fn named(name: &str) -> Option<&'static dyn Policy> {
     }
 }
 
-/// Weight and cap of a guest's loan. A guest whose size cannot be changed has none.
+/// For each guest, weight and cap of its loan. The weight of a guest whose size cannot be changed is 0.
 fn weighted(facts: &Facts, weight: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
     let of = |(n, guest): (usize, &crate::GuestFacts)| {
         let cap = guest.ram_bytes.saturating_sub(guest.guaranteed_bytes);
@@ -57,7 +58,8 @@ fn weighted(facts: &Facts, weight: impl Fn(usize) -> u64) -> Vec<(u64, u64)> {
     facts.guests.iter().enumerate().map(of).collect()
 }
 
-/// Wishes: guarantees and these loans. A guest whose size cannot be changed keeps what it has.
+/// Wishes for guests' sizes: the guarantee and the loan of each. A guest whose size cannot be changed keeps what it
+/// has.
 fn wishes(facts: &Facts, loans: &[u64], reason: impl Fn(usize) -> String) -> Vec<Wish> {
     let of = |(n, guest): (usize, &crate::GuestFacts)| {
         if !guest.can_balloon() {

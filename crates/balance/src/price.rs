@@ -1,4 +1,5 @@
-//! The price of a balloon: frames that the host gets for each byte that a guest gives up.
+//! What memory costs that a balloon takes from a guest: the frames that the host gets for each byte that the guest
+//! gives up.
 //!
 //! A balloon takes free pages first, then page cache, then the rest. Each tier of a guest is one offer:
 //!
@@ -9,35 +10,43 @@
 //! | what its kernel keeps free | the part that is not shared | its kernel looks for free pages sooner |
 //! | the rest | the part that is not shared | swapping inside the guest; without swap, its processes are killed |
 //!
-//! So the rest is taken only if the host itself runs out of memory, when some program is hurt in any case.
+//! So memory of the last tier is taken only if the host itself runs out of memory, when some program is hurt in any
+//! case.
 //!
-//! A free page that the guest never touched has no frame: it frees the right to take one, which is spare memory, but no frame. A host
-//! under pressure lacks frames. So each offer has two yields, and [`Need`] has sums of both.
+//! A free page that the guest never touched has no frame. Taking it frees no frame, but the host need not keep one
+//! ready for it any more: that is spare memory. A host under pressure lacks frames. So each offer has two yields, and
+//! [`Need`] has sums of both.
 //!
-//! A page that is shared frees nothing, and its sharing is lost. A guest that reads such pages again takes new frames for them, so
-//! that less than nothing is won. An offer must free half of what it takes. Where memory runs out, an eighth will do.
+//! Taking a shared page frees nothing, and its sharing is lost: a guest that reads the same data again takes a new
+//! frame for it, so that the host has less than before. So an offer must free at least half of the bytes that it takes.
+//! If memory runs out, an eighth is enough.
 //!
-//! Shared pages are taken to be page cache first, since guests that run the same programs read the same files. A balloon cannot pass
-//! page cache by. Where that yields little, it is one offer with the rest.
+//! Shared pages are assumed to be page cache first, since guests that run the same programs read the same files. A
+//! balloon takes page cache before other memory in use. So if page cache yields little, it is one offer with the memory
+//! that the kernel keeps free.
 
 use crate::facts::{Facts, GuestFacts};
 use serde::Serialize;
 
-/// Least yield of an offer: 1/2 of a byte for each byte. Of an eighth, seven eighths are sharing that is lost.
+/// Smallest part of its bytes that an offer must free: 1/2. Of memory that frees only an eighth, seven eighths would be
+/// lost sharing.
 const GOOD_YIELD: f64 = 0.5;
-/// Least yield where memory runs out, and better offers are used up: 1/8.
+/// The same where memory runs out and better offers are used up: 1/8.
 const LEAST_YIELD: f64 = 0.125;
-/// Free memory that a guest keeps, of its RAM: 3/16. Of less, Linux makes more, out of page cache. Where huge pages are on,
-/// `min_free_kbytes` is 5% of RAM, and does not follow the balloon. `high` in `/proc/zoneinfo` is 3/2 of that. A balloon that
-/// takes pages out of blocks of another kind raises `high` by another 3/2 of itself (`watermark_boost_factor`).
+/// Part of a guest's RAM that its kernel keeps free: 3/16. With less free memory, Linux frees some, out of page cache.
+/// With huge pages, `min_free_kbytes` is 5% of RAM, and does not follow the balloon. `high` in `/proc/zoneinfo` is 3/2
+/// of that. A balloon that takes pages out of blocks of another kind raises `high` by another 3/2 of itself
+/// (`watermark_boost_factor`).
 const KEPT_FREE: (u64, u64) = (3, 16);
-/// Most free memory that a guest keeps: 250 MiB. That is the same sum with three zones of memory, the most that guests have.
+/// Most memory that a guest's kernel keeps free: 250 MiB. That is the same sum with three zones of memory, the most
+/// that guests have.
 const MOST_KEPT_FREE: u64 = 250 << 20;
-/// Least free memory that counts as free, as a part of RAM: 1/64. A kernel that makes memory free time and again has a little each
-/// time. It is priced like what the kernel keeps free, so that no loan is too small to be withdrawn.
+/// Smallest amount of free memory that makes an offer of tier [`Tier::Free`], as a part of RAM: 1/64. A kernel that
+/// frees memory time and again has a little each time. Less is priced like memory that the kernel keeps free, so that
+/// no loan is too small to be withdrawn.
 const LEAST_FREE: u64 = 64;
 
-/// The memory that a balloon takes.
+/// Kinds of a guest's memory, in the order in which a balloon takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -72,16 +81,16 @@ pub struct Offer {
     pub tier: Tier,
     /// Bytes by which the guest would shrink.
     pub bytes: u64,
-    /// Bytes that the host gets for each byte: frames, and rights to take one.
+    /// Bytes that the host gets for each byte: frames, or frames that it need not keep ready any more.
     pub part_freed: f64,
     /// Bytes of frames that the host gets for each byte.
     pub part_in_frames: f64,
 }
 
-/// Memory that is to be freed. All sums are to be met.
+/// Memory that the host lacks. Each of the sums is to be freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Spare memory: frames, and rights to take one.
+    /// Spare memory: frames, or frames that the host need not keep ready any more.
     pub spare_bytes: u64,
     /// Frames.
     pub frames_bytes: u64,
@@ -90,7 +99,8 @@ pub struct Need {
 }
 
 impl Need {
-    /// Bytes of an offer that meet the need, or as much of it as the offer is good for.
+    /// Bytes of an offer that free what is needed; 0 if the offer frees too little for its size. They may be more than
+    /// the offer has.
     fn wanted_of(self, offer: &Offer) -> u64 {
         let last = wanted(self.last_frames_bytes, offer.part_in_frames, GOOD_YIELD);
         if offer.tier == Tier::InUse {
@@ -100,14 +110,15 @@ impl Need {
         spare.max(wanted(self.frames_bytes, offer.part_in_frames, GOOD_YIELD)).max(last)
     }
 
-    /// As [`Self::wanted_of`], for an offer that frees little.
+    /// As [`Self::wanted_of`], for offers that free less than half of their bytes. They are taken only for the frames
+    /// that are needed at any price.
     fn wanted_of_dear(self, offer: &Offer) -> u64 {
         wanted(self.last_frames_bytes, offer.part_in_frames, LEAST_YIELD)
     }
 }
 
-/// Bytes that a guest must give up so that the host gets `bytes`, if it gets the share `part` of each. 0 if that share is
-/// below `least`: the offer is too dear.
+/// Bytes that a guest must give up so that the host gets `bytes`, if the part `part` of each byte is freed. 0 if `part`
+/// is below `least`: the offer is not worth it.
 fn wanted(bytes: u64, part: f64, least: f64) -> u64 {
     if part < least { 0 } else { (bytes as f64 / part).ceil() as u64 }
 }
@@ -121,7 +132,7 @@ pub struct Taken {
     pub bytes: u64,
     /// Bytes that the host gets.
     pub freed_bytes: u64,
-    /// The dearest tier that was touched.
+    /// The last tier that the balloon reaches, which costs the guest most.
     pub tier: Tier,
 }
 
@@ -142,7 +153,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let loan = guest.loan_bytes();
     let kept = guest.ram_bytes.checked_div(KEPT_FREE.1).unwrap_or(0).saturating_mul(KEPT_FREE.0).min(MOST_KEPT_FREE);
     let (free, cache) = guest.claims.map_or((0, 0), |claims| (claims.free_bytes, claims.cache_bytes));
-    // The guest never used memory that has neither a frame nor swap. That much is free, whatever it says.
+    // The guest never used memory that has neither a frame nor swap. That much is free, even if the guest claims less.
     let free = free.max(guest.never_used_bytes());
     let (cache_part, rest_part) = unshared_parts(guest, free, cache);
     let free_bytes = Some(free.saturating_sub(kept).min(loan)).filter(|bytes| *bytes >= guest.ram_bytes / LEAST_FREE);
@@ -151,7 +162,8 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     let cache_bytes = cache.min(harmless_bytes.saturating_sub(free_bytes));
     let kept_bytes = harmless_bytes.saturating_sub(free_bytes).saturating_sub(cache_bytes);
     let rest_bytes = loan.saturating_sub(free_bytes).saturating_sub(cache_bytes).saturating_sub(kept_bytes);
-    // Which of its free pages the balloon takes is not known. The host need not keep those without a frame ready any more.
+    // Which of the guest's free pages the balloon takes is not known. Of those without a frame, the host gains that it
+    // need not keep a frame ready for them.
     let in_frames = 1.0 - guest.never_used_bytes() as f64 / free.max(1) as f64;
     let (cache_offer, kept_offer) = if cache_part >= GOOD_YIELD || cache_part >= rest_part {
         ((cache_bytes, cache_part), (kept_bytes, rest_part))
@@ -176,7 +188,7 @@ fn of_guest(n: usize, guest: &GuestFacts) -> Vec<Offer> {
     offers
 }
 
-/// Parts of page cache, and of the rest, whose frames the guest holds alone, of 1.
+/// The parts (0 to 1) of the guest's page cache, and of its other memory in use, whose frames the guest does not share.
 fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
     let in_cache = guest.folded_bytes.min(cache);
     let in_rest = guest.folded_bytes.saturating_sub(in_cache);
@@ -185,7 +197,8 @@ fn unshared_parts(guest: &GuestFacts, free: u64, cache: u64) -> (f64, f64) {
     (unshared(in_cache, cache), unshared(in_rest, rest))
 }
 
-/// The cheapest way to meet a need, or as much of it as loans yield. `most` bounds by how much each guest may shrink.
+/// The cheapest way to free what is needed, or as much of it as loans can free. `most` limits by how many bytes each
+/// guest may shrink.
 pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken> {
     let mut taking = Taking { need, taken: Vec::new() };
     let mut offers = offers(facts);
@@ -196,7 +209,7 @@ pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken
             if wanted == 0 {
                 continue;
             }
-            // A balloon gets at page cache only after free pages, frames or not, and at the rest only after page cache.
+            // A balloon takes page cache only after all free pages, and other memory only after page cache.
             for cheaper in offers[..n].iter_mut().filter(|cheaper| cheaper.guest == offer.guest) {
                 let bytes = std::mem::take(&mut cheaper.bytes);
                 taking.take(cheaper, bytes, most(offer.guest));
@@ -208,14 +221,14 @@ pub fn take(facts: &Facts, need: Need, most: impl Fn(usize) -> u64) -> Vec<Taken
     taking.taken
 }
 
-/// A need that is being met.
+/// A selection of offers under way: what is still needed, and what was taken.
 struct Taking {
     need: Need,
     taken: Vec<Taken>,
 }
 
 impl Taking {
-    /// Takes this much of an offer, or less: a guest shrinks by `most` bytes at most, over all of its offers.
+    /// Takes `bytes` of an offer, or less: a guest shrinks by `most` bytes at most, over all of its offers.
     fn take(&mut self, offer: &Offer, bytes: u64, most: u64) {
         let already = self.taken.iter().position(|taken| taken.guest == offer.guest);
         let bytes = bytes.min(most.saturating_sub(already.map_or(0, |n| self.taken[n].bytes)));

@@ -1,7 +1,7 @@
-//! The rung `advise` of the pressure ladder: a guest is proposed that should go to another host.
+//! The step `advise` of the pressure ladder: proposes a guest to be moved to another host.
 //!
-//! Of the guests that can go, that one is proposed whose going frees most for its cost. A guest counts only if its going frees all that is
-//! missing; where none frees that much, the one that frees most is proposed.
+//! Of the guests that can be moved, the one is proposed that frees most memory here for the memory that it takes there.
+//! Only guests count that free all that is missing; if none does, the one that frees most is proposed.
 //!
 //! ```text
 //!   proposed -- 15 min --> again, if there is pressure -- 30 min --> again -- 1 h --> ... 6 h at most
@@ -9,13 +9,15 @@
 //!       +---- 15 min again: its guest has gone, or nothing was proposed for 6 h after it was due
 //! ```
 //!
-//! Two proposals are that far apart whatever guests they name, because the effect of one move has to show before the next.
+//! The waits between proposals do not depend on which guests they name, because the effect of one move has to show
+//! before the next.
 
 use crate::facts::{Facts, GuestFacts};
 use crate::ladder::{Pressure, Rung, relief_bytes};
 use serde::{Deserialize, Serialize};
 
-/// Time from the first proposal to the next one, in seconds: 15 minutes. Each further one takes twice as long as the one before.
+/// Time from the first proposal to the next one, in seconds: 15 minutes. Each further one takes twice as long as the
+/// one before.
 const FIRST_WAIT_S: u64 = 15 * 60;
 /// Longest time between two proposals, in seconds: 6 hours.
 const LONGEST_WAIT_S: u64 = 6 * 3600;
@@ -49,8 +51,8 @@ impl Proposals {
         self.last.as_ref()
     }
 
-    /// Puts measured figures into the last proposal, in bytes: memory that the guest's going frees, and memory that it takes on another
-    /// host. `None` leaves the latter as [`Proposals::see`] has it.
+    /// Puts measured figures into the last proposal, in bytes: memory that moving the guest frees here, and memory that
+    /// it takes on another host. If the second is `None`, the estimate of [`Proposals::see`] stays.
     pub fn measured(&mut self, frees_bytes: u64, costs_bytes: Option<u64>) {
         if let Some(last) = &mut self.last {
             last.frees_bytes = frees_bytes;
@@ -58,7 +60,8 @@ impl Proposals {
         }
     }
 
-    /// Looks at a host at a time in seconds since it started. A proposal that is due is made, and returned. `can_go` is asked only then.
+    /// Makes and returns a proposal, if one is due and the host is under pressure. `at_s` is the time in seconds since
+    /// the host started. `can_go` tells whether a guest can be moved; it is asked only if a proposal is due.
     pub fn see(&mut self, at_s: u64, facts: &Facts, can_go: &dyn Fn(&GuestFacts) -> bool) -> Option<Proposal> {
         let is_due = self.last.as_ref().is_none_or(|last| at_s >= last.next_s);
         if facts.host.rung < Rung::Advise || Pressure::of(&facts.host) != Pressure::High || !is_due {
@@ -81,17 +84,18 @@ impl Proposals {
     }
 }
 
-/// Memory that a guest's going frees. A folded page frees nothing as long as another guest holds it.
+/// Memory that is freed here if a guest is moved away. A folded page frees nothing as long as another guest holds it.
 const fn frees(guest: &GuestFacts) -> u64 {
     guest.private_bytes().saturating_add(guest.beside_bytes)
 }
 
-/// Memory that a guest takes on another host, before it is folded there. Memory that is in swap here is not in swap there.
+/// Memory that a guest takes on another host, before anything of it is folded there. Memory that is in swap here takes
+/// frames there.
 const fn costs(guest: &GuestFacts) -> u64 {
     guest.resident_bytes.saturating_add(guest.swapped_bytes)
 }
 
-/// The guest whose going frees most for its cost.
+/// The guest that frees most memory here for the memory that it takes on another host.
 fn best<'a>(facts: &'a Facts, can_go: &dyn Fn(&GuestFacts) -> bool) -> Option<&'a GuestFacts> {
     let all: Vec<&GuestFacts> = facts.guests.iter().filter(|guest| frees(guest) > 0 && can_go(guest)).collect();
     let enough = relief_bytes(&facts.host).min(all.iter().map(|guest| frees(guest)).max()?);

@@ -4,7 +4,7 @@ use crate::facts::HostFacts;
 const M: u64 = 1 << 20;
 const MINUTE: u64 = 60;
 
-/// A guest, by MiB that it holds alone, and that others hold too.
+/// A guest, by MiB that it holds alone, and by MiB that it shares.
 fn guest(id: &str, alone: u64, folded: u64) -> GuestFacts {
     GuestFacts {
         id: id.into(),
@@ -14,7 +14,7 @@ fn guest(id: &str, alone: u64, folded: u64) -> GuestFacts {
     }
 }
 
-/// A host on the rung `advise`, with a floor of 1000 MiB. All that is missing is missing to 1250 MiB.
+/// A host on the rung `advise`, with a floor of 1000 MiB. Pressure ends at 1250 MiB.
 fn host(available: u64, guests: Vec<GuestFacts>) -> Facts {
     let host = HostFacts {
         total_bytes: 6400 * M,
@@ -30,7 +30,7 @@ fn two() -> Facts {
     host(900, vec![guest("a", 400, 0), guest("b", 400, 100)])
 }
 
-/// Minutes of a time at which proposals are made under a pressure that does not end.
+/// The minutes, up to `end`, at which proposals are made while the pressure does not end.
 fn proposed_until(end: u64, proposals: &mut Proposals) -> Vec<u64> {
     let is_made = |at_s: &u64| proposals.see(*at_s, &two(), &|_| true).is_some();
     (0..end * MINUTE).step_by(30).filter(is_made).map(|at_s| at_s / MINUTE).collect()
@@ -59,7 +59,7 @@ fn nothing_is_proposed_without_pressure_or_below_the_rung() {
     assert!(proposals.see(0, &above, &|_| true).is_some());
 }
 
-/// It would be proposed as the best one each time.
+/// A guest that has become the best one is not proposed before the wait is over.
 #[test]
 fn another_guest_waits_for_as_long_and_has_a_time_of_its_own() {
     let mut proposals = Proposals::default();

@@ -1,4 +1,4 @@
-//! Reminders: sizes that are told again to drivers that are not where they were told to be.
+//! Reminders: sizes that are told again to balloon drivers that have not reached the size that they were told.
 //!
 //! | driver | the rest of the way | is told |
 //! |---|---|---|
@@ -15,7 +15,7 @@ use crate::facts::{GuestFacts, HostFacts};
 use crate::ladder::{Rung, last_resort_bytes};
 use crate::plan::Step;
 
-/// The size that is told again to a guest that has not done as told; `None`: it is told nothing.
+/// The size that is told again to a guest; `None` if it is not reminded.
 pub fn reminder(host: &HostFacts, guest: &GuestFacts) -> Option<Step> {
     let (is, kept) = (guest.actual_bytes, guest.guaranteed_bytes);
     let target = guest.target_bytes?;
@@ -62,7 +62,8 @@ mod tests {
 
     const STUCK: DriverState = DriverState::Stuck;
 
-    /// The size that a guest is told, which says that it needs all but so much, on a host with a floor of 100 bytes.
+    /// The size that a guest is told again, if it is. It claims that it could free `idle` bytes; with `None`, it sends
+    /// no statistics. The host's floor is 100 bytes.
     fn told(
         available_bytes: u64,
         driver: DriverState,

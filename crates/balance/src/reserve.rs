@@ -1,4 +1,5 @@
-//! The two sums of the module story: what can be lent, and what stands ready if every folded page breaks.
+//! The two sums of the crate's head (`lib.rs`): what can be lent, and what stands ready if every folded page is
+//! written.
 
 use crate::facts::{Facts, GuestFacts};
 use crate::params::Params;
@@ -25,7 +26,7 @@ pub struct Reserve {
 }
 
 impl Budget {
-    /// The budget by these facts. A guest below its guarantee has the difference coming to it, and one that grows the rest of its way.
+    /// The budget by these facts. What a guest lacks to its guarantee, or has yet to grow, counts as taken.
     pub fn of(facts: &Facts) -> Self {
         let guests = &facts.guests;
         let untouched = sum(guests, GuestFacts::untouched_bytes);
@@ -38,7 +39,7 @@ impl Budget {
         Self { spare_bytes: signed(ready).saturating_sub(signed(taken.saturating_add(below))), lent_bytes }
     }
 
-    /// All memory that can be lent if every loan is dealt out anew and `kept_bytes` stay spare.
+    /// All memory that can be lent if every loan is given out anew and `kept_bytes` stay spare.
     pub fn lendable_bytes(&self, kept_bytes: u64) -> u64 {
         let spare = self.spare_bytes;
         let above = if spare > 0 { spare.saturating_sub(signed(kept_bytes)).max(0) } else { spare };
@@ -64,8 +65,8 @@ impl Reserve {
         self.demand_bytes <= self.ready_bytes.saturating_add(self.withdrawable_bytes)
     }
 
-    /// The part of `growth_bytes` of a guest that the reserve bears. The guest may take all of its growth. As much of it
-    /// is covered as can be withdrawn in time.
+    /// The part of a guest's growth (`growth_bytes`) that the reserve covers. The guest may use all of its growth; the
+    /// part of it that could be withdrawn in time counts as covered.
     pub(crate) fn bears(&self, guest: &GuestFacts, growth_bytes: u64, params: &Params) -> u64 {
         let cover = self.ready_bytes.saturating_add(self.withdrawable_bytes);
         let Some(left) = cover.checked_sub(self.demand_bytes) else { return 0 };
@@ -73,7 +74,7 @@ impl Reserve {
         growth_bytes.min(left.saturating_add(room))
     }
 
-    /// Memory that could be withdrawn in time if this guest had more, and did not need it.
+    /// Memory that could be withdrawn in time if this guest had grown, and did not need its growth.
     pub(crate) fn withdrawable_with_growth(&self, guest: &GuestFacts, params: &Params) -> u64 {
         let room = most_withdrawable(guest, params).saturating_sub(withdrawable_bytes(guest, params));
         self.withdrawable_bytes.saturating_add(room)
@@ -95,13 +96,13 @@ impl Reserve {
     }
 }
 
-/// The part of a loan that can be withdrawn in time, and that the guest does not need.
+/// The part of a guest's loan that can be withdrawn in time, and that the guest does not need.
 fn withdrawable_bytes(guest: &GuestFacts, params: &Params) -> u64 {
     guest.loan_bytes().min(guest.idle_bytes()).min(most_withdrawable(guest, params))
 }
 
-/// The most that a guest's balloon can take in the time for withdrawals. Nothing is expected of a driver that does not do
-/// as it is told.
+/// The most that a guest's balloon can take within the time for withdrawals (10 s); 0 if its driver does not do as it
+/// is told.
 fn most_withdrawable(guest: &GuestFacts, params: &Params) -> u64 {
     if guest.can_balloon() { guest.withdrawal_bytes_per_s.saturating_mul(params.withdrawal.as_secs()) } else { 0 }
 }
@@ -111,7 +112,7 @@ pub(crate) fn owed_bytes(guest: &GuestFacts) -> u64 {
     guest.guaranteed_bytes.saturating_sub(guest.size_bytes())
 }
 
-/// Memory that a guest is about to have: what it was told of, or lacks to its guarantee.
+/// Memory that a guest is about to get: growth that it was told, or what it lacks to its guarantee, whichever is more.
 pub(crate) fn expected_bytes(guest: &GuestFacts) -> u64 {
     owed_bytes(guest).max(guest.coming_bytes())
 }

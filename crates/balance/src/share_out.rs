@@ -1,7 +1,7 @@
 //! Sharing an amount out by weights, where each share has a cap.
 
-/// Shares of `amount` in proportion to weights; none exceeds its cap. The rest of a capped share goes to the others. Rounding
-/// loses less than a byte a share.
+/// Shares of `amount` in proportion to weights; `weighted` has the weight and the cap of each share. What a share
+/// cannot take because of its cap goes to the others. Rounding loses less than a byte a share.
 pub(crate) fn share_out(amount: u64, weighted: &[(u64, u64)]) -> Vec<u64> {
     let mut shares = vec![0; weighted.len()];
     let mut open: Vec<usize> = (0..weighted.len()).filter(|n| weighted[*n].0 > 0 && weighted[*n].1 > 0).collect();

@@ -1,4 +1,5 @@
-//! Facts of a look at the host, kept for the decisions until the next one.
+//! Facts of the last round of balancing, kept for decisions about further guests ([`admit`](crate::admit())) until the
+//! next round.
 
 use crate::admit::{Assurance, Costs};
 use crate::facts::{Facts, GuestFacts};
@@ -9,10 +10,11 @@ use crate::reserve::{Reserve, expected_bytes, signed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Age at which the most memory that a guest has held counts as measured, in seconds: 10 minutes.
+/// Age of a guest from which on the most memory that it has held counts as a measure for guests of its kind, in
+/// seconds: 10 minutes.
 const SETTLED_S: u64 = 600;
 
-/// Facts of a look at the host, for admissions.
+/// Facts of the last round of balancing, for admissions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// RAM of the host.
@@ -23,13 +25,13 @@ pub struct Standing {
     pub floor_bytes: u64,
     /// Loans that can be withdrawn in 10 s.
     pub withdrawable_bytes: u64,
-    /// The place on the pressure ladder.
+    /// The rung of the pressure ladder.
     pub rung: Rung,
     /// The guests.
     pub guests: Vec<Seen>,
 }
 
-/// A guest of a look.
+/// A guest in that round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// Its id.
@@ -46,7 +48,7 @@ pub struct Seen {
     /// Its size, by its balloon driver; `None` in looks of an earlier version.
     #[serde(default)]
     pub actual_bytes: Option<u64>,
-    /// Memory of its size that it has no frames for, and growth that it was told of.
+    /// The part of its size that has no frames, and growth that it was told.
     pub untouched_bytes: u64,
     /// RAM whose frames others hold too.
     pub folded_bytes: u64,
@@ -77,7 +79,7 @@ pub(crate) struct Left {
 }
 
 impl Standing {
-    /// Makes the standing of these facts, after a plan with this growth.
+    /// The standing by these facts, after a plan that lets guests grow by `grows`.
     pub fn of(facts: &Facts, grows: &[Step], params: &Params) -> Self {
         let coming = |guest: &GuestFacts| {
             let told = grows.iter().filter(|step| step.guest == guest.id && !step.is_owed);
@@ -110,8 +112,8 @@ impl Standing {
         }
     }
 
-    /// Memory above the floor, promises not subtracted. `available` may have fallen since the look. If it has risen,
-    /// the figure of the look counts, because guests may take the difference again.
+    /// Memory above the floor, promises not subtracted. `available` may have fallen since the round. If it has risen,
+    /// the figure of the round counts, because guests may take the difference again.
     fn above_floor(&self, available: u64) -> i64 {
         signed(available.min(self.available_bytes)).saturating_sub(signed(self.floor_bytes))
     }

@@ -1,4 +1,5 @@
-//! Rounds that are passed over because nothing happens. A look asks every guest, which costs a host with many of them.
+//! Decides which rounds of balancing are left out because nothing happens. A round asks every guest for its size, which
+//! is costly on a host with many guests.
 //!
 //! | condition | reason |
 //! |---|---|
@@ -8,23 +9,24 @@
 
 use crate::facts::HostFacts;
 
-/// Change of available memory that is none, as a part of the host's: 1/256.
+/// Change of available memory below which a round may be left out, as a part of the host's memory: 1/256.
 const MOVED: u64 = 256;
 
-/// Memory of the last look, for deciding whether another one is needed.
+/// The host's available memory at the last round, for deciding whether another round is needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stillness {
-    /// Memory that was available then, where there was nothing to do.
+    /// Memory that was available then; `None` if there was something to do, or the last round was left out.
     available_bytes: Option<u64>,
 }
 
 impl Stillness {
-    /// Notes a look, and whether there was nothing to do.
+    /// Notes the host's memory at a round, and whether that round had nothing to do.
     pub fn note(&mut self, host: &HostFacts, had_nothing_to_do: bool) {
         self.available_bytes = had_nothing_to_do.then_some(host.available_bytes);
     }
 
-    /// Whether a round can be passed over with `available_bytes` available. The round after it is not passed over.
+    /// Whether the next round can be left out, with `available_bytes` available now. The round after it is not left
+    /// out.
     pub fn passes_over(&mut self, host: &HostFacts, available_bytes: u64) -> bool {
         let is_same = |before: u64| before.abs_diff(available_bytes) < host.total_bytes / MOVED;
         self.available_bytes.take().is_some_and(is_same) && available_bytes >= host.floor_bytes

@@ -1,11 +1,11 @@
-//! A host and its guests for tests: what a plan changes, happens.
+//! A simulated host with guests, for tests: plans take effect in it.
 
 use crate::facts::{Claims, Facts, GuestFacts, HostFacts};
 use crate::{DriverState, Plan};
 
 const M: u64 = 1 << 20;
 
-/// A guest with an empty balloon. All of its memory is resident, and it says that it needs none.
+/// A guest with an empty balloon. All of its memory is resident, and it claims that it needs none.
 pub(crate) fn guest(id: &str, ram_bytes: u64, guaranteed_bytes: u64) -> GuestFacts {
     GuestFacts {
         id: id.into(),

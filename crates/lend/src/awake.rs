@@ -1,6 +1,6 @@
-//! Guests that are not parked because a program uses them.
+//! Keeps guests from being parked while a program uses them.
 //!
-//! The note names the program's process, and counts for as long as that process lives. So nobody has to remove it.
+//! A note names the process of that program, and counts for as long as that process lives. So nobody has to remove it.
 //!
 //! ```text
 //!   DIR/parked/GUEST.HOLDER.awake    the two processes
@@ -25,7 +25,7 @@ struct Awake {
 }
 
 impl Parking {
-    /// Keeps the guest of this process from being parked for as long as another process lives.
+    /// Keeps the guest whose process is `guest` from being parked for as long as process `holder` lives.
     ///
     /// # Errors
     /// The note cannot be written.
@@ -42,7 +42,8 @@ impl Parking {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// A process that keeps the guest of this process awake.
+    /// A process that keeps the guest whose process is `guest` from being parked; `None` if there is none. Notes of
+    /// processes that have ended are removed.
     pub fn holder_of(&self, guest: ProcessId) -> Option<ProcessId> {
         let mut found = None;
         for path in fs::read_dir(dir_of(&self.service)).ok()?.filter_map(|entry| Some(entry.ok()?.path())) {

@@ -1,7 +1,7 @@
 //! A guest's balloon, through QEMU's machine protocol.
 //!
-//! QEMU tells the size (`query-balloon`) and the statistics (`guest-stats` of the device) that the guest's driver told it
-//! last. Statistics come only while an interval for them is set, which [`Balloon::open`] does.
+//! QEMU tells the size (`query-balloon`) and the statistics (`guest-stats` of the device) that the guest's driver told
+//! it last. Statistics come only while an interval for them is set, which [`Balloon::open`] does.
 
 use anyhow::{Context, bail};
 use balance::Claims;
@@ -11,11 +11,12 @@ use std::time::SystemTime;
 
 /// Interval of a guest's statistics, in seconds.
 const STATISTICS_EVERY_S: u64 = 2;
-/// Age up to which statistics count, in seconds: 20 s. A guest that has told nothing for longer may need all its memory.
+/// Age up to which a guest's statistics are used, in seconds: 20 s. A guest that has sent none for longer may need all
+/// its memory.
 const FRESH_S: u64 = 20;
-/// Places where QEMU has devices: with and without a name.
+/// Paths below which QEMU lists devices (QOM): those with an id, and those without.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
-/// Value of a statistic that the guest does not have.
+/// QEMU's value for a statistic that the guest has not sent.
 const UNKNOWN: u64 = u64::MAX;
 
 /// A connection to the balloon of one guest. QEMU serves one client at a time: keep it no longer than needed.
@@ -24,7 +25,8 @@ pub struct Balloon {
     device: Device,
 }
 
-/// A balloon's path in its QEMU; `None` if it has no statistics. It stays the same as long as that QEMU runs.
+/// The path of a balloon device in its QEMU (QOM); `None` if the device was not found, so that there are no statistics.
+/// It stays the same as long as that QEMU runs.
 pub(crate) type Device = Option<String>;
 
 /// Statistics of a guest, as QEMU has them.
@@ -55,7 +57,7 @@ impl Balloon {
         Self::open_known(guest, None)
     }
 
-    /// Connects to a guest whose balloon device is known, and that was asked for statistics before. That halves the
+    /// Connects to a guest. If its balloon device is `known`, statistics were switched on before: that halves the
     /// number of questions to QEMU.
     pub(crate) fn open_known(guest: &Guest, known: Option<Device>) -> anyhow::Result<Option<Self>> {
         if !guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon) {
@@ -111,7 +113,7 @@ impl Balloon {
         answer["actual"].as_u64().context("QEMU told no size of the balloon")
     }
 
-    /// Memory in DIMMs that were plugged in, from which QEMU's balloon takes pages, too. 0 if QEMU does not tell.
+    /// Size of plugged-in DIMMs, from which QEMU's balloon takes pages, too. 0 if QEMU does not tell.
     pub(crate) fn plugged_bytes(&mut self) -> u64 {
         let devices = self.qmp.execute("query-memory-devices", json!({})).unwrap_or_default();
         let of_dimm = |device: &Value| (device["type"] == "dimm").then(|| device["data"]["size"].as_u64()).flatten();

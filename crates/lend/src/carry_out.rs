@@ -1,13 +1,13 @@
-//! Carrying a plan out, in two phases.
+//! Carries out a plan, in two phases.
 //!
 //! ```text
 //!   shrink: each guest is told its size -- until all have it, 10 s at most -->
 //!   grow:   each guest is told its size; if a guest that had to shrink has not, only guests below their guarantee are
 //! ```
 //!
-//! Guests on hold are resumed when the floor is available again, or the first phase is over. Paused guests that have to
-//! shrink are resumed before, as far as the available memory allows. A phase ends early where the host falls below its
-//! floor in it: the next round has to look anew.
+//! Paused guests are resumed when the floor (memory that is never lent) is available again, or when the first phase is
+//! over. Paused guests that have to shrink are resumed earlier, as far as the available memory allows. A phase ends
+//! early if the host falls below its floor during it: the next round has to gather new facts.
 
 use crate::balloon::Balloon;
 use crate::ledger::{Entry, Ledger, Turn};
@@ -18,7 +18,7 @@ use guest::Guest;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at balloons that are on their way: 200 ms.
+/// Pause between two questions for the sizes of guests whose balloons are on their way: 200 ms.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Distance from the target size at which a step counts as complete, as a part of the step: 1/16.
 const NEAR: u64 = 16;
@@ -46,7 +46,7 @@ pub struct Outcome {
     pub problem: Option<String>,
 }
 
-/// One phase's step on its way.
+/// A step of the phase that is under way.
 struct Going<'a> {
     step: &'a Step,
     guest: Option<&'a Guest>,
@@ -56,7 +56,7 @@ struct Going<'a> {
     problem: Option<String>,
 }
 
-/// The means to carry a plan out.
+/// What is needed to carry out a plan.
 pub struct Means<'a> {
     /// All guests.
     pub guests: &'a [Guest],
@@ -70,7 +70,7 @@ pub struct Means<'a> {
     pub hold: &'a mut Hold,
     /// The facts of which the plan was made.
     pub facts: &'a Facts,
-    /// Memory that is available at the moment.
+    /// Tells how much memory is available at the moment.
     pub available: &'a dyn Fn() -> u64,
 }
 
@@ -112,8 +112,7 @@ fn not_made(step: &Step, why: &str) -> Outcome {
 }
 
 impl Means<'_> {
-    /// Tells guests their size again, without waiting for the outcome: a driver that was not running before may act on
-    /// it.
+    /// Tells guests a size again, without waiting for the outcome: a driver that was not running before may act on it.
     ///
     /// # Errors
     /// The ledger cannot be written.

@@ -28,14 +28,15 @@ impl Scene {
         Self { dir, shrinks, grows, within: WITHIN }
     }
 
-    /// The same, where the first does not shrink.
+    /// As [`Scene::new`], but the first guest does not shrink.
     fn in_vain() -> Self {
         let scene = Self { within: IN_VAIN, ..Self::new() };
         scene.shrinks.state().takes = None;
         scene
     }
 
-    /// Carries out: the first shrinks to 128 MiB, the second grows to 128 MiB. The floor is 50 MiB.
+    /// Carries out a plan by which the first guest shrinks to 128 MiB, and the second grows to 128 MiB. The floor is 50
+    /// MiB.
     fn carry_out(&self, is_owed: bool, available: &dyn Fn() -> u64) -> Vec<Outcome> {
         let guests = [self.shrinks.guest.clone(), self.grows.guest.clone()];
         self.carry_out_for(&guests, is_owed, available)
@@ -159,7 +160,7 @@ fn wait_ends_when_the_host_falls_below_its_floor() {
     assert!(outcomes[0].landed_s.is_none() && scene.told()[1].is_empty(), "{outcomes:?}");
 }
 
-/// A process that is killed at any instant leaves nothing that only the guest knows.
+/// If the process is killed at any instant, each size that a guest was told is in the ledger.
 #[test]
 fn step_is_in_journal_and_ledger_before_the_guest_is_told() {
     let scene = Scene::new();
@@ -215,7 +216,7 @@ fn guest_on_hold_runs_again_by_the_end_of_the_first_phase() {
     }
 }
 
-/// While it stands still, its balloon takes nothing, and the floor does not come back.
+/// While the guest is paused, its balloon takes nothing, and available memory does not come back to the floor.
 #[test]
 fn guest_on_hold_that_has_to_shrink_runs_at_once() {
     let scene = Scene::in_vain();

@@ -23,7 +23,7 @@ pub(crate) struct Told {
 pub(crate) struct State {
     /// Its size before it was told another one.
     pub size_bytes: u64,
-    /// Time that its balloon takes for a change; `None`: it does nothing.
+    /// Time that its balloon takes for a change of size; `None`: its size never changes.
     pub takes: Option<Duration>,
     pub told: Vec<Told>,
     /// Sizes of memory that was plugged in.
@@ -32,7 +32,7 @@ pub(crate) struct State {
     pub status: &'static str,
     /// As `query-migrate` has it.
     pub migration: &'static str,
-    /// The command that is answered by an error. A `stop` takes effect nevertheless.
+    /// The QMP command that fails. `stop` takes effect nevertheless.
     pub fails: &'static str,
     /// When `cont` was heard last.
     pub cont_at: Option<Instant>,
@@ -146,7 +146,7 @@ impl State {
         if self.fails == name { json!({"error": {"desc": "not now"}}) } else { json!({"return": result}) }
     }
 
-    /// Its size at this time.
+    /// Its size at the moment: the last one told, once its balloon has had the time for it.
     fn size(&self) -> u64 {
         let last = self.told.last().filter(|told| self.takes.is_some_and(|takes| told.at.elapsed() >= takes));
         last.map_or(self.size_bytes, |told| told.size_bytes)

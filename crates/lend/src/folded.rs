@@ -1,12 +1,12 @@
-//! Waiting until members' memory is folded, by the answers of their agents and of their group's worker.
+//! Waits until members' memory is folded, by the answers of their agents and of their group's worker.
 //!
 //! ```text
-//!   private pages in frames --> Why? --> young, or under way: folding is not over --> asked again
-//!                                        all else, twice in a row: it is
+//!   private pages in frames --> question `Why` --> young, or under way: folding is not over --> asked again
+//!                                                  few or none of these, three times in a row: it is over
 //! ```
 //!
-//! An agent answers for the moment: pages that were written since its last round are young. The question brings its next round
-//! forward.
+//! An agent answers for the moment: pages that were written since its last round count as young. The question has it
+//! begin its next round sooner.
 
 use anyhow::Context;
 use api::client::Service;
@@ -18,18 +18,20 @@ use page::{HostVirt, PageRange};
 use std::time::{Duration, Instant};
 use wire::{RUNS, WHY_PAGES, Why};
 
-/// Pause between two questions: 1 s. A round takes that long while much changes.
+/// Pause between two questions to a member: 1 s. A round of its agent takes that long while many pages change.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Number of answers in a row that show that folding is over, or of failed questions in a row, after which the wait
+/// Number of answers in a row by which folding is over, and number of failed questions in a row after which the wait
 /// ends: 3.
 const IN_A_ROW: u32 = 3;
-/// Pages that may be left when folding is over, as a part of all: 1/64. A program that runs writes some all the time.
+/// Pages that may still be young or under way when folding is over, as a part of the pages that the guest holds alone:
+/// 1/64. A program that runs writes some all the time.
 const FEW_PART: u64 = 64;
-/// Number of pages that may be left in any case.
+/// Number of pages that may be young or under way in any case.
 const FEW: u64 = 64;
-/// Most pages in one piece: 64.
+/// Most pages of one range in a question: 64.
 const PIECE_PAGES: u64 = 64;
-/// Most pages of one process that are asked about: 512 MiB. Of more, these stand for all.
+/// Most pages of one process that are asked about: 512 MiB. Of a process with more, a sample is asked about that stands
+/// for all.
 const MOST_PAGES: u64 = 1 << 17;
 /// End of the addresses that the kernel lets be scanned: a page below 128 TiB.
 const ADDRESSES_END: HostVirt = HostVirt((1 << 47) - (1 << page::PAGE_SHIFT));
@@ -37,9 +39,9 @@ const ADDRESSES_END: HostVirt = HostVirt((1 << 47) - (1 << page::PAGE_SHIFT));
 /// Pages that a guest holds alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// Number of all pages.
+    /// Number of all pages that the guest holds alone.
     pages: u64,
-    /// Pages that were written too recently, or were not looked at since.
+    /// Pages that were written too recently to be folded, or that the agent has not looked at since.
     young: u64,
     /// Pages that are about to be folded.
     under_way: u64,
@@ -97,8 +99,8 @@ impl std::fmt::Display for Left {
     }
 }
 
-/// Waits until folding is over with all these guests, for `patience` at most, or until this process is interrupted. Tells of each guest
-/// why folding is not over; `None` where it is.
+/// Waits until folding is over for all these guests, for `patience` at most, or until this process is interrupted.
+/// Returns for each guest why folding is not over; `None` if it is.
 pub fn until_folded(place: &Place, guests: &[Guest], patience: Duration) -> Vec<Option<String>> {
     let (end, mut waits) = (Instant::now() + patience, vec![Wait::default(); guests.len()]);
     let mut service = None;
@@ -116,8 +118,8 @@ pub fn until_folded(place: &Place, guests: &[Guest], patience: Duration) -> Vec<
     waits.into_iter().map(|wait| if wait.goes_on() { wait.why.map(late) } else { wait.why }).collect()
 }
 
-/// Asks the service about a guest. After an error, the connection is made again, because the service may have
-/// restarted.
+/// Asks the service how many pages of a guest are young or under way. After an error, the next call connects anew,
+/// because the service may have restarted.
 fn left(place: &Place, service: &mut Option<Service>, guest: &Guest) -> anyhow::Result<Left> {
     let group = guest.facts.folded_in.as_deref().context("it is no member of a service")?;
     let connected = match service.take() {
@@ -138,8 +140,8 @@ fn left(place: &Place, service: &mut Option<Service>, guest: &Guest) -> anyhow::
     Ok(left)
 }
 
-/// Ranges of pages that a process holds alone in frames. If these are only a sample, also the number of pages for which
-/// each page stands.
+/// Ranges of pages that a process holds alone, of [`PIECE_PAGES`] at most; and the number of pages for which each page
+/// stands: more than one if the ranges are only a sample.
 fn pieces(pid: u32) -> anyhow::Result<(Vec<PageRange>, u64)> {
     let ranges = Pagemap::open(pid)?.private_ranges(HostVirt(0), ADDRESSES_END)?;
     let mut pieces = Vec::new();
@@ -157,7 +159,7 @@ fn pieces(pid: u32) -> anyhow::Result<(Vec<PageRange>, u64)> {
     Ok((pieces.into_iter().step_by(step).collect(), each))
 }
 
-/// Pieces by question: each has no more pieces and pages than a question may have.
+/// The ranges, divided into questions: each has no more ranges and pages than a question may have.
 fn questions(pieces: &[PageRange]) -> Vec<&[PageRange]> {
     let (mut all, mut rest) = (Vec::new(), pieces);
     while !rest.is_empty() {

@@ -1,4 +1,5 @@
-//! Gathering facts: the host from `/proc`, guests from their processes and QMP, savings from the caller, who has asked the service.
+//! Gathers the facts that a plan is made of. The host's come from `/proc`, those of guests from their processes and
+//! QMP. The savings of folding come from the caller, who has asked the service.
 
 use crate::balloon::{Balloon, Device, Statistics};
 use crate::carry_out::Outcome;
@@ -13,20 +14,21 @@ use host::{MemoryLimits, ProcessId};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Speed that a balloon is trusted to have before it was seen: 16 MiB a second.
+/// Speed at which a balloon is taken to shrink its guest, until that was measured: 16 MiB a second.
 const UNSEEN_BYTES_PER_S: u64 = 16 << 20;
-/// Most points of a curve of faults by size.
+/// Most sizes of one guest for which a rate of page faults is kept: 16.
 const MOST_POINTS: usize = 16;
-/// Distance between points of a curve, as a part of RAM: 1/16.
+/// Distance between these sizes, as a part of the guest's RAM: 1/16.
 const POINT_PART: u64 = 16;
 /// Least time between two reminders of one guest: 10 s.
 const REMINDED_EVERY: Duration = Duration::from_secs(10);
-/// Time in which guests are asked for their sizes: 5 s. Guests that were not asked by then count as silent.
+/// Time in which all guests of a round are asked for their sizes: 5 s. Guests that were not asked by then count as
+/// silent.
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
-/// Weight of the newest rate of faults at a point: 1/4.
+/// Weight of the newest measured rate of page faults at a size, against the rate that is kept: 1/4.
 const NEWEST: f64 = 0.25;
 
-/// Savings of folding, by the service.
+/// Savings of folding, as the service reports them.
 #[derive(Clone, Debug, Default)]
 pub struct Saved {
     /// Groups by name.
@@ -35,24 +37,25 @@ pub struct Saved {
     pub guests: BTreeMap<u32, i64>,
 }
 
-/// Memory of one guest from round to round.
+/// What is kept about one guest from round to round.
 #[derive(Default)]
 struct Watched {
     driver: Driver,
-    /// Process and device, where QEMU answered last.
+    /// The guest's process and balloon device, if QEMU answered at the last look with new statistics.
     device: Option<(u32, Device)>,
-    /// Memory that was plugged in, by the last look that asked for it.
+    /// Size of plugged-in DIMMs, by the last look that asked for it.
     plugged_bytes: u64,
     ram: Option<RamUse>,
     /// The guest's last statistics, and the process of its QEMU.
     statistics: Option<Statistics>,
     pid: u32,
-    /// The guest's size at the last look, and the largest size that it can have had when it told its statistics.
+    /// The guest's size at the last look; and the largest size that it can have had when it sent its statistics.
     size_bytes: u64,
     told_size_bytes: u64,
     faults_per_s: f64,
     faults_by_size: BTreeMap<u64, f64>,
-    /// Whether it has a balloon that is not asked.
+    /// Whether it has a balloon whose size is not asked for: no rule guarantees the guest a size, or it has more RAM
+    /// than is known.
     is_unused: bool,
     /// When it was last told its size again.
     reminded: Option<Duration>,
@@ -73,7 +76,7 @@ pub struct Gatherer {
 }
 
 impl Gatherer {
-    /// A gatherer that has seen nothing.
+    /// A gatherer that has looked at no guest yet.
     pub fn new(rules: Rules) -> Self {
         Self {
             rules,
@@ -90,8 +93,8 @@ impl Gatherer {
         &self.rules
     }
 
-    /// Makes `rate` seconds pass for the gatherer in one second of the host's, so that drivers, pressure and groups are
-    /// judged sooner. For tests, which then need not wait for minutes.
+    /// Makes `rate` seconds pass on the gatherer's clock in one second, so that drivers, pressure and groups are judged
+    /// sooner. For tests, which then need not wait for minutes.
     pub const fn hurry(&mut self, rate: u32) {
         self.rate = rate;
     }
@@ -101,7 +104,7 @@ impl Gatherer {
         self.began.elapsed() * self.rate
     }
 
-    /// Seconds since the host started. In a hurry, more pass than by the host's clock.
+    /// Seconds since the host started. After [`Gatherer::hurry`], they pass faster than on the host's clock.
     pub fn at_s(&self) -> u64 {
         let ahead = self.at().saturating_sub(self.began.elapsed());
         host::boot_clock_s().saturating_add(ahead.as_secs())
@@ -112,9 +115,9 @@ impl Gatherer {
         self.rules.total_and_available().ok().map(|(_, available)| available)
     }
 
-    /// The facts of this moment, within their bounds. Guests that are no VMs, and guests that have ended, are left out.
-    /// So are VMs of strangers, which count as any other program: nothing is promised to them, and memory that they
-    /// hold is not available.
+    /// The facts of this moment, within their bounds ([`Facts::bounded`]). Guests that are no VMs, and guests that have
+    /// ended, are left out. So are VMs of strangers ([`Rules::owners`]), which count as any other program: nothing is
+    /// promised to them, and memory that they hold is not available.
     ///
     /// # Errors
     /// The kernel does not tell about the host.
@@ -151,8 +154,8 @@ impl Gatherer {
         answers
     }
 
-    /// Notes a step that a guest was told at this time, and its size at the end of the wait. The driver has to make progress in
-    /// between.
+    /// Notes a step that a guest was told at time `at`, and its size at the end of the wait for it, so that the
+    /// driver's progress can be judged.
     pub fn made(&mut self, facts: &Facts, outcome: &Outcome, at: Duration) {
         let (step, end) = (&outcome.step, self.at());
         let Some(guest) = facts.guests.iter().find(|guest| guest.id == step.guest) else { return };
@@ -161,7 +164,8 @@ impl Gatherer {
             ram_bytes: guest.ram_bytes,
             target_bytes: Some(step.to_bytes),
             actual_bytes,
-            // Frames as they were at the look: frames that a balloon has given up since are counted in the next round.
+            // Frames as they were when the facts were gathered: frames that a balloon has freed since are counted in
+            // the next round.
             resident_bytes: guest.resident_bytes,
             had_arrived: false,
         };
@@ -173,7 +177,8 @@ impl Gatherer {
         }
     }
 
-    /// Sizes that guests are to be told again, each every 10 s at most.
+    /// Sizes that guests are to be told again, because their drivers are not where they were told to be: each guest
+    /// every 10 s at most.
     pub fn due_reminders(&mut self, facts: &Facts) -> Vec<Step> {
         let at = self.at();
         let mut steps = Vec::new();
@@ -190,12 +195,12 @@ impl Gatherer {
         steps
     }
 
-    /// State of each guest's driver, by id.
+    /// State of each guest's balloon driver, by the guest's id.
     pub fn drivers(&self) -> BTreeMap<&str, DriverState> {
         self.watched.iter().map(|(id, watched)| (id.as_str(), watched.state())).collect()
     }
 
-    /// Whether no guest's driver is on its way, silent or flagged.
+    /// Whether no guest's balloon driver is on its way to a size, silent or flagged.
     pub fn is_settled(&self) -> bool {
         self.watched.values().all(|watched| watched.driver.is_settled())
     }
@@ -215,7 +220,8 @@ impl Gatherer {
         })
     }
 
-    /// RAM of a guest in frames, after a look at plugged-in memory; `None` if the guest has ended.
+    /// Page frames of a guest's RAM. They are counted anew if the size of plugged-in memory has changed. `None` if the
+    /// guest has ended.
     fn ram_of(&mut self, guest: &Guest, started_with: u64, asked: Option<&Answer>, at: Duration) -> Option<RamUse> {
         let known = self.watched.get(&guest.id).and_then(|watched| watched.ram);
         let ram = RamUse::of(guest, started_with, known, at).ok()?;
@@ -232,7 +238,8 @@ impl Gatherer {
         let at = self.at();
         let ram = self.ram_of(guest, started_with, asked.as_ref(), at)?;
         let watched = self.watched.entry(guest.id.clone()).or_default();
-        // A process has addresses for its plugged-in memory, so QEMU's word is bounded by the size of its mappings.
+        // QEMU's figure for plugged-in memory is not trusted beyond the size of its process's mappings, since
+        // plugged-in memory is mapped there.
         let ram_bytes = started_with.saturating_add(watched.plugged_bytes).min(started_with.max(ram.mapped_bytes));
         let RamUse { resident_bytes, folded_bytes, swapped_bytes, peak_bytes, beside_bytes, .. } = ram;
         let pid = guest.pids.first().copied().unwrap_or(0);
@@ -242,7 +249,7 @@ impl Gatherer {
         let seen_s = watched.seen_s(at);
         let asked = asked.filter(|answer| can_be_told(answer, ram_bytes));
         let actual_bytes = asked.as_ref().and_then(|answer| answer.as_ref().map(|told| told.size_bytes));
-        // Nothing inside a parked guest runs. It takes no memory back and gives none, and is not to blame for that.
+        // Nothing inside a parked guest runs: its balloon does not move, and the driver is not to be flagged for that.
         let is_parked = self.parked.iter().any(|parked| parked.pid == pid && parked.is_alive());
         if asked.is_some() && !is_parked {
             let had_arrived = ledger.has_arrived(guest);
@@ -277,21 +284,22 @@ impl Gatherer {
     }
 }
 
-/// A guest to which no rule promises a size gets none beyond its control groups' limits.
+/// The RAM of a guest to which no rule guarantees a size: no more than the limits of its control groups let it take.
 fn within_limits(ram_bytes: u64, left: Option<u64>, ram: &RamUse) -> u64 {
     let taken = ram.resident_bytes.saturating_add(ram.swapped_bytes);
     ram_bytes.min(left.map_or(u64::MAX, |left| left.saturating_add(taken)))
 }
 
-/// A size for the balloon refers to all RAM of the guest. If the guest has more RAM than is known, no size can be told.
+/// Whether a guest can be told a size. A size for the balloon refers to all RAM of the guest: if the guest has more RAM
+/// than is known, no size can be told.
 fn can_be_told(answer: &Answer, ram_bytes: u64) -> bool {
     answer.as_ref().is_none_or(|told| told.size_bytes <= ram_bytes)
 }
 
-/// A guest's balloon, by its QEMU.
+/// What a guest's QEMU tells about its balloon.
 struct Told {
     size_bytes: u64,
-    /// Memory that was plugged in; `None` if it was not asked.
+    /// Size of plugged-in DIMMs; `None` if it was not asked for.
     plugged_bytes: Option<u64>,
     statistics: Option<Statistics>,
     device: Device,
@@ -300,7 +308,7 @@ struct Told {
 /// The answer of a guest's QEMU; `None` if QEMU does not answer.
 type Answer = Option<Told>;
 
-/// Asks a guest's balloon; `None` if it has none.
+/// Asks a guest's QEMU about its balloon; `None` if the guest has no balloon.
 fn ask(guest: &Guest, known: Option<Device>) -> Option<Answer> {
     let told = |mut balloon: Balloon| {
         let size_bytes = balloon.size_bytes().ok()?;
@@ -315,7 +323,8 @@ fn ask(guest: &Guest, known: Option<Device>) -> Option<Answer> {
     }
 }
 
-/// Memory that the limits of a process's control groups leave; `None` if none binds.
+/// Memory that the limits of a process's control groups leave it; `None` if there is no such limit below the host's
+/// RAM.
 fn left(limits: &MemoryLimits, pid: u32) -> Option<u64> {
     let group = limits.group_of(pid)?;
     let left = limits.left().take(&group, u64::MAX);
@@ -338,7 +347,7 @@ impl Watched {
         at.saturating_sub(*self.since.get_or_insert(at)).as_secs()
     }
 
-    /// The device of a guest whose QEMU has answered before.
+    /// The balloon device of a guest whose QEMU answered at the last look; `None` if the guest has another process now.
     fn device_of(&self, guest: &Guest) -> Option<Device> {
         let (pid, device) = self.device.as_ref()?;
         (guest.pids.first() == Some(pid)).then(|| device.clone())
@@ -354,7 +363,8 @@ impl Watched {
         Some(Claims { free_bytes, available_bytes, cache_bytes, faults_per_s: self.faults_per_s, ..claims })
     }
 
-    /// Takes an answer into account.
+    /// Takes an answer of the guest's QEMU into account: its size, its statistics, and its rate of page faults at that
+    /// size.
     fn take(&mut self, pid: u32, answer: Answer, ram_bytes: u64) {
         self.device = None;
         if std::mem::replace(&mut self.pid, pid) != pid {
@@ -491,7 +501,8 @@ mod tests {
         assert_eq!((facts.guests[0].actual_bytes, facts.guests[0].claims), (256 * M, None));
     }
 
-    /// QEMU counts memory that was plugged in. Cut to the RAM of the command line, such a size once had a guest shrunk by all of that.
+    /// QEMU counts memory that was plugged in. Cut to the RAM of the command line, such a size once had a guest shrunk
+    /// by all of that.
     #[test]
     fn guest_with_more_memory_than_is_known_is_left_alone() {
         let (one, mut gatherer, ledger, _dir) = scene();
@@ -510,7 +521,7 @@ mod tests {
         assert_eq!(facts.reservations, [Reservation { name: "next".into(), bytes: 9 }], "the other one runs");
     }
 
-    /// The balancer was away for a while, and the guest is not where it was told to be.
+    /// The balancer did not run for a while, and the guest has not reached the size that it was told.
     #[test]
     fn guest_is_told_again_every_10_s_at_most() {
         let (one, mut gatherer, ledger, _dir) = scene();
@@ -542,7 +553,8 @@ mod tests {
         assert_eq!([state_after(4, 1), state_after(4, 4)], [DriverState::Works, DriverState::Stuck]);
     }
 
-    /// State of a driver that was told its size so many seconds ago, and has done nothing since, by a clock of this rate.
+    /// State of a driver that was told its size so many seconds ago, and has done nothing since, by a clock of this
+    /// rate.
     fn state_after(seconds: u64, rate: u32) -> DriverState {
         let (one, mut gatherer, mut ledger, _dir) = scene();
         gatherer.hurry(rate);

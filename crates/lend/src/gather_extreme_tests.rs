@@ -1,4 +1,5 @@
-//! Numbers that a guest and its QEMU tell, at the ends of their range. No fact about a guest goes beyond its RAM.
+//! Tests with the lowest and highest numbers that a guest and its QEMU can tell: no fact about a guest goes beyond its
+//! RAM.
 
 use super::*;
 use crate::balloon;

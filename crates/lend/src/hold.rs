@@ -25,20 +25,20 @@ use std::time::{Duration, Instant};
 
 /// Longest pause of a guest: 10 s.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time in which guests of one command are stopped: 5 s. Further ones are left running.
+/// Time in which the guests of one command are paused: 5 s. Guests that were not reached by then are left running.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
-/// Pause between two looks whether a guest stands still: 10 ms.
+/// Pause between two questions to QEMU whether a guest is paused: 10 ms.
 const LOOK: Duration = Duration::from_millis(10);
-/// Most characters of a problem. QEMU words it.
+/// Most characters of QEMU's error message that are passed on.
 const MOST_WORDS: usize = 200;
 /// Pause between two tries to resume a guest whose QEMU did not answer: 500 ms.
 const TRY_EVERY: Duration = Duration::from_millis(500);
-/// Time for which the holder tries to resume a guest: 10 min.
+/// Time for which the holder tries to resume guests after the balancer's end: 10 min.
 const GIVE_UP: Duration = Duration::from_secs(600);
 /// Wait for a command while no guest is paused: 1 hour.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// States of QEMU in which no migration is under way.
+/// States of a migration (`query-migrate`) in which none is under way.
 pub(crate) const NO_MIGRATION: [&str; 4] = ["none", "completed", "failed", "cancelled"];
 
 /// A guest to pause.
@@ -60,7 +60,7 @@ impl Target {
     }
 }
 
-/// A line to the holder.
+/// A command to the holder, one JSON line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// Pause these guests, each for 10 s at most.
@@ -69,10 +69,10 @@ pub(crate) enum Command {
     Cont(Vec<String>),
 }
 
-/// A line from the holder: an entry for each guest of a command.
+/// The holder's reply to a command, one JSON line with an entry for each guest.
 pub(crate) type Replies = Vec<Reply>;
 
-/// The state of one guest.
+/// The state of one guest, in a reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reply {
     /// Its id.
@@ -85,7 +85,7 @@ pub(crate) struct Reply {
     pub problem: Option<String>,
 }
 
-/// A guest on hold.
+/// A guest that the holder has paused.
 struct Held {
     target: Target,
     since: Instant,
@@ -95,14 +95,16 @@ struct Held {
     problem: Option<String>,
 }
 
-/// The holder: commands on standard input, replies on standard output. It ends when both are closed and all guests run.
+/// The holder's main function: commands on standard input, replies on standard output. It ends when its input is closed
+/// and all guests run.
 pub fn hold() {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         let read = std::io::stdin().lock().lines().map_while(Result::ok);
         read.map_while(|line| sender.send(line).ok()).for_each(drop);
     });
-    // A balancer that stands still reads nothing, and its guests are resumed nevertheless.
+    // Replies are written by a thread of their own: if the balancer is stopped and reads nothing, guests are resumed
+    // nevertheless.
     let (replies, said) = mpsc::channel::<String>();
     std::thread::spawn(move || {
         let say = |text| writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
@@ -112,7 +114,7 @@ pub fn hold() {
     serve(&lines, |all| drop(replies.send(serde_json::to_string(&all).unwrap_or_default())));
 }
 
-/// Obeys all lines. When there can be no more, all guests are resumed.
+/// Carries out commands until the input closes, then resumes all guests.
 fn serve(lines: &Receiver<String>, reply: impl Fn(Replies)) {
     let mut all: Vec<Held> = Vec::new();
     loop {
@@ -187,7 +189,7 @@ fn brief(problem: &str) -> String {
     problem.chars().take(MOST_WORDS).collect()
 }
 
-/// Resumes guests whose time is over.
+/// Resumes the guests whose longest pause is over, or that are to be resumed now.
 fn resume_due(all: &mut [Held]) {
     let now = Instant::now();
     many::each(all.iter_mut().filter(|held| held.paused.is_none() && held.due <= now), |held| {
@@ -199,7 +201,8 @@ fn resume_due(all: &mut [Held]) {
     });
 }
 
-/// Connects to a guest that runs, and so may be paused. If a guest does not run, the program that paused it must resume it.
+/// Connects to a guest that runs, and so may be paused. If a guest does not run, the program that paused it must resume
+/// it.
 ///
 /// # Errors
 /// It does not run, is being moved to another host, or does not answer.
@@ -272,7 +275,7 @@ mod tests {
         (qemu, target)
     }
 
-    /// Guests that are on hold by a command to the holder.
+    /// The guests that a command to the holder has paused.
     fn hold_all(targets: &[&Target]) -> Vec<Held> {
         let mut all = Vec::new();
         let command = Command::Stop(targets.iter().copied().cloned().collect());
@@ -295,7 +298,8 @@ mod tests {
         assert_eq!(qemu.state().status, "paused");
     }
 
-    /// Guests whose QEMU does not answer were waited for once, all of them, while those stood still that had been stopped.
+    /// Once, all guests whose QEMU did not answer were waited for, while those that had been paused already stood
+    /// still.
     #[test]
     fn guest_is_resumed_after_its_time_while_others_do_not_answer() {
         let (qemu, target) = start("good");

@@ -1,4 +1,4 @@
-//! Drives ksmd, the kernel's own merger, by a rule of [`balance::ksm`], and puts every knob back.
+//! Sets ksmd's knobs (`/sys/kernel/mm/ksm`) by a rule of [`balance::ksm`], and puts every knob back afterwards.
 //!
 //! ```text
 //!   driver                         guard                     note (NOTE)
@@ -9,10 +9,10 @@
 //!                                  X killed, too             stays: the next driver, or restore(), puts back
 //! ```
 //!
-//! The driver ends as it does when it is killed: its pipe closes, and the guard puts back. Driver and guard hold the
-//! lock that benches use, because a bench takes the knobs that it finds for the host's own. Merged pages stay merged:
-//! undoing that takes memory. There is one exception. The policy for NUMA nodes can only be put back while nothing is
-//! merged. If that policy has changed, all pages are unmerged, if there is memory for it.
+//! A driver that ends does the same as one that is killed: its pipe closes, and the guard puts the knobs back. Driver
+//! and guard hold the lock that benches use, because a bench takes the knobs that it finds for the host's own. Merged
+//! pages stay merged: unmerging them takes memory. There is one exception. `merge_across_nodes` can only be put back
+//! while nothing is merged. If it was changed, all pages are unmerged, if there is memory for it.
 
 use act::{KsmKnobs, set_ksm};
 use anyhow::{Context, bail};
@@ -34,15 +34,15 @@ use std::time::{Duration, Instant};
 pub const LOCK: &str = "/run/pagefold-bench.lock";
 /// The note of a driver: the former knobs, and what it does.
 const NOTE: &str = "/run/pagefold-ksm.json";
-/// Longest wait for the lock: 5 s. A guard puts back within it.
+/// Longest wait for the lock: 5 s. A guard needs less to put the knobs back.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries to have the lock: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Number of looks at free memory that are kept: 10.
+/// Number of samples of free memory that are kept, for rule `mom`: 10.
 const FREE_LOOKS: usize = 10;
-/// Message from a driver to its guard that the driver ends by itself.
+/// Message of a driver to its guard: the driver ends by itself, and was not killed.
 const ENDS: &[u8] = b"ends\n";
-/// Programs that set the same knobs.
+/// Other programs that set these knobs; no driver begins while one of them runs.
 const OTHERS: [&str; 2] = ["ksmtuned", "momd"];
 
 /// The note of a driver.
@@ -118,7 +118,7 @@ pub struct Status {
     pub ksmd_cpu_s: Option<f64>,
 }
 
-/// Counters at a look.
+/// Counters of the kernel at the time of a look.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     at: Instant,
@@ -165,7 +165,8 @@ impl Driving {
     /// Begins to drive ksmd. The first look sets its knobs.
     ///
     /// # Errors
-    /// The host has no such ksmd, somebody else sets its knobs, or pages are merged that go with another policy for NUMA nodes.
+    /// The host has no such ksmd, somebody else sets its knobs, or pages are merged that go with another policy for
+    /// NUMA nodes.
     pub fn begin(rule: Rule, bounds: Bounds, across_nodes: Option<bool>) -> anyhow::Result<Self> {
         let ksm = ksm_now()?;
         if rule == Rule::Advisor && ksm.advisor_mode.is_none() {
@@ -372,7 +373,7 @@ fn start_guard(lock: &File) -> anyhow::Result<Child> {
     let mut command = Command::new(cli::pagefold());
     // Signals of the terminal are meant for the driver.
     command.args(["ksm", "guard"]).process_group(0).stdin(Stdio::piped());
-    // The guard writes nothing to its standard output: it only holds the lock by it.
+    // The guard writes nothing to its standard output: that is the locked file, so that the guard holds the lock.
     command.stdout(lock.try_clone().context("cannot pass a lock on")?);
     command.spawn().context("cannot start the process that puts ksmd's knobs back")
 }

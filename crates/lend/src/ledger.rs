@@ -1,17 +1,17 @@
-//! State that outlives a command: targets of balloons, and reservations. Each action is in the service's journal before it is
-//! taken, and its outcome after that.
+//! State of balancing that outlives a command: sizes that guests were told to have, reservations, pauses. Each action
+//! is in the service's journal before it is taken, and its outcome after it.
 //!
 //! ```text
 //!   DIR/balance.json      targets by guest, and guests that are paused
-//!   DIR/promises.json     reservations, which do not wait for the turn: `api::promise`
-//!   DIR/balance.lock      held by the process whose turn it is, from its look at the facts to the end of its round
+//!   DIR/promises.json     reservations, which have a lock of their own: `api::promise`
+//!   DIR/balance.lock      held by the one process that may change anything, for a round: [`Turn`]
 //! ```
 //!
-//! QEMU does not tell a balloon's target. Without a note of the target, a driver that is still on its way cannot be
-//! told from one that has arrived.
+//! QEMU does not tell the size that a balloon was told to have. So it is noted here: otherwise a driver that is still
+//! on its way to that size could not be told from one that has arrived.
 //!
-//! A service and commands share a ledger. Plans of two processes at once could lend the same memory twice, so only the one
-//! that has the [`Turn`] changes anything. The kernel ends the turn of a process that is killed.
+//! A service and commands share a ledger. Plans of two processes at once could lend the same memory twice, so only the
+//! process that holds the lock ([`Turn`]) changes anything. The kernel releases the lock of a process that is killed.
 
 use crate::carry_out::Outcome;
 use crate::hold::Target;
@@ -33,18 +33,18 @@ use std::time::Duration;
 
 /// Time after which a noted rung of the pressure ladder lapses, unless it is noted again, in seconds: 1 minute.
 const RUNG_FOR_S: u64 = 60;
-/// Least time between two pauses of one guest, in seconds: 1 minute.
+/// Shortest time from the beginning of a guest's pause to its next one, in seconds: 1 minute.
 const PAUSED_EVERY_S: u64 = 60;
-/// Longest ledger that is read, in bytes: 4 MiB.
+/// Largest `balance.json` that is read, in bytes: 4 MiB.
 const MOST_BYTES: u64 = 4 << 20;
-/// Longest wait for another process's turn to end: 60 s. A round takes half of that at most.
+/// Longest wait for the lock that another process holds for its round: 60 s. A round takes half of that at most.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// Longest wait for the lock of the promises, which others hold for a moment only: 10 s.
 const PROMISES_WITHIN: Duration = Duration::from_secs(10);
-/// Pause between two tries to get the turn: 50 ms.
+/// Pause between two attempts to get that lock: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// An action of balancing, as a line of the journal tells it.
+/// An action of balancing, as a line of the journal.
 #[derive(Debug, Serialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]
 pub enum Entry<'a> {
@@ -149,7 +149,8 @@ impl Proposed {
     }
 }
 
-/// The right to change the ledger and balloons. Dropping it ends the turn.
+/// The right to change the ledger and balloons, which one process at a time has: the locked file `balance.lock`.
+/// Dropping it releases the lock.
 #[derive(Debug)]
 pub struct Turn {
     _lock: File,
@@ -165,7 +166,7 @@ struct PausedGuest {
 }
 
 impl PausedGuest {
-    /// Whether nobody has resumed the guest.
+    /// Whether nobody has resumed the guest yet, and it has not ended.
     fn is_left(&self) -> bool {
         !self.is_resumed && self.target.process.is_alive()
     }
@@ -176,15 +177,15 @@ impl PausedGuest {
 struct Kept {
     /// Boot id of the host: processes and times of the ledger belong to this boot alone.
     boot: String,
-    /// By guest: its process, when that started, and the target.
+    /// By guest: its process, the start of that process in clock ticks, and the size that the guest was told to have.
     targets: BTreeMap<String, (u32, u64, u64)>,
-    /// By guest: its process, and the target that its balloon has reached.
+    /// By guest: its process, and the last size told to it that its balloon has reached.
     arrived: BTreeMap<String, (u32, u64)>,
-    /// Place on the pressure ladder, and the time at which that lapses, in seconds since the host started.
+    /// Rung of the pressure ladder, and the time at which that note lapses, in seconds since the host started.
     rung: (Rung, u64),
     /// Guests that were proposed for another host.
     proposals: Proposals,
-    /// Pauses by guest: pauses of the last minute, and pauses that nobody has ended.
+    /// Pauses by guest: those of the last minute, and those after which nobody has resumed the guest yet.
     paused: BTreeMap<String, PausedGuest>,
     /// Rules of the process that balances continuously, and that process.
     rules: Option<(ProcessId, Rules)>,
@@ -198,7 +199,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens the ledger of a directory, which is made when something is written.
+    /// Opens the ledger of a directory. The directory is made only when something is written.
     ///
     /// # Errors
     /// The ledger cannot be read.
@@ -211,10 +212,10 @@ impl Ledger {
         &self.dir
     }
 
-    /// Waits for the turn, for a minute at most, and reads the ledger again.
+    /// Waits for the lock [`Turn`], for a minute at most, and reads the ledger again.
     ///
     /// # Errors
-    /// The lock or the ledger cannot be used, or another process keeps the turn.
+    /// The lock or the ledger cannot be used, or another process holds the lock for longer.
     pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
         self.take_turn_within(TURN_WITHIN)
     }
@@ -234,14 +235,15 @@ impl Ledger {
         Ok(Turn { _lock: lock })
     }
 
-    /// The size that a guest was told to have.
+    /// The size that a guest was told to have; `None` if it was told none, or has been started again since.
     pub fn target_bytes(&self, guest: &Guest) -> Option<u64> {
         let (pid, started, target) = self.kept.targets.get(&guest.id)?;
         let process = ProcessId { pid: *pid, start_ticks: *started };
         (guest.pids.first() == Some(pid) && process.is_alive()).then_some(*target)
     }
 
-    /// Notes the sizes that guests are told to have. They are written before anybody is told. A guest that has ended has none.
+    /// Notes the sizes that guests are told to have, before the guests are told. Sizes of guests that have ended are
+    /// forgotten.
     ///
     /// # Errors
     /// The ledger cannot be written.
@@ -262,7 +264,7 @@ impl Ledger {
         self.save()
     }
 
-    /// Whether a guest has reached the size that it was told to have, at some time.
+    /// Whether a guest has ever reached the size that it was last told to have.
     pub fn has_arrived(&self, guest: &Guest) -> bool {
         let arrived = self.kept.arrived.get(&guest.id);
         self.target_bytes(guest).is_some_and(|target| {
@@ -285,7 +287,7 @@ impl Ledger {
         if self.kept.arrived == before { Ok(()) } else { self.save() }
     }
 
-    /// Whether a guest's last pause was a minute ago or longer, and is over.
+    /// Whether a guest may be paused again: its last pause began a minute ago or longer, and is over.
     pub fn has_run(&self, guest: &str) -> bool {
         let is_over = |paused: &PausedGuest| {
             paused.at_s.saturating_add(PAUSED_EVERY_S) <= host::boot_clock_s() && !paused.is_left()
@@ -348,7 +350,7 @@ impl Ledger {
         self.save()
     }
 
-    /// Guests that were proposed for another host, by whichever process.
+    /// The proposals to move a guest to another host, by all processes that share this ledger.
     pub const fn proposals(&self) -> &Proposals {
         &self.kept.proposals
     }
@@ -362,7 +364,7 @@ impl Ledger {
         self.save()
     }
 
-    /// Rules of the process that balances continuously; `None` if there is none.
+    /// Rules of the process that balances continuously; `None` if no such process runs.
     pub fn rules(&self) -> Option<&Rules> {
         self.kept.rules.as_ref().filter(|(process, _)| process.is_alive()).map(|(_, rules)| rules)
     }
@@ -379,10 +381,11 @@ impl Ledger {
         self.save()
     }
 
-    /// The promises of this directory. Nobody else reads or changes them until the value is dropped.
+    /// The promises (reservations) of this directory, locked: nobody else reads or changes them until the value is
+    /// dropped.
     ///
     /// # Errors
-    /// They cannot be read, or another process has them for longer than a moment.
+    /// They cannot be read, or another process holds their lock for longer than 10 s.
     pub fn promises(&self) -> anyhow::Result<Promises> {
         Promises::lock(&self.dir, PROMISES_WITHIN)
     }
@@ -480,7 +483,7 @@ mod tests {
         assert_eq!(other.rules(), None);
     }
 
-    /// The next balancer waits for as long as the one before would have.
+    /// A new balancer waits before its next proposal for as long as the one before it would have.
     #[test]
     fn proposals_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();

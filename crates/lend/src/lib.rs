@@ -1,6 +1,6 @@
-//! Carries out what `balance` plans. It gathers facts from host, groups and guests, moves balloons and keeps reservations. It pauses
-//! guests while memory runs out. Every action is written down. Guests that an operator parks or moves to another host are in `park.rs` and
-//! `moving.rs`. It drives ksmd where the operator has it do so (`ksmd.rs`).
+//! Carries out what `balance` plans: gathers facts from host, groups and guests, moves balloons, keeps reservations,
+//! and pauses guests while memory runs out. Every action is written to the service's journal. Other modules park guests
+//! and move them to other hosts for an operator (`park.rs`, `moving.rs`), and drive ksmd (`ksmd.rs`).
 //!
 //! ```text
 //!   Gatherer: /proc, control groups, QMP --> Facts --> balance::plan --> Plan
@@ -8,9 +8,9 @@
 //!   Ledger: targets, reservations, journal <-- Outcome <-- carry_out: shrink, wait until it has landed, grow
 //! ```
 //!
-//! A process that is killed between any two steps leaves every guest at a size that one plan allowed. Guests that shrink
-//! stay above their guarantee, and guests grow from memory that is there. Guests that it has paused are resumed by another
-//! process (`hold.rs`).
+//! If this process is killed between any two steps, each guest has a size that a plan allowed: guests that shrink stay
+//! above their guarantee, and guests grow only into memory that is available. Guests that were paused are resumed by
+//! another process (`hold.rs`).
 #![forbid(unsafe_code)]
 // Figures from other processes are added up here, so no sum may overflow.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]

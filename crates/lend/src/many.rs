@@ -1,4 +1,4 @@
-//! Asking many guests at once: one that does not answer delays no other.
+//! Asks many guests at once, so that one that does not answer delays no other.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,9 +31,9 @@ pub(crate) fn each<T: Send, R: Send>(items: impl Iterator<Item = T> + Send, work
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Does `work` for each item as [`each`] does, by turns: the first of every owner, then the second of every owner, and so on.
-/// Items that were not begun within this time are left out, and yield `None`. So owners with many slow guests delay each other,
-/// and no owner with few.
+/// Does `work` for each item as [`each`] does, but by turns: the first item of every owner, then the second of every
+/// owner, and so on. For items that were not begun within `time`, the result is `None`. So an owner with many slow
+/// guests delays other such owners, and no owner with few guests.
 pub(crate) fn each_in_turn<T: Send, R: Send>(
     items: impl Iterator<Item = (u32, T)>,
     time: Duration,

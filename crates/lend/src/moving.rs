@@ -1,4 +1,4 @@
-//! Moving a VM to another host, by QEMU's own migration.
+//! Moves a VM to another host, by QEMU's own migration.
 //!
 //! ```text
 //!   source                                              destination: a QEMU with -incoming
@@ -8,21 +8,25 @@
 //!   postmigrate, ended                                  running
 //! ```
 //!
-//! **The switch** begins when the source stands still for the rest (`finish-migrate`). These rules keep the guest from running twice:
+//! **The switch** begins when the source stands still for the rest (`finish-migrate`). These rules keep the guest from
+//! running twice:
 //!
-//! 1. The source waits until the destination confirms that it has read all (`return-path`). Otherwise the source would count as left as
-//!    soon as all is sent.
-//! 2. Before the switch, a failure leaves the guest at its source, where QEMU has it run on by itself. This process cancels a
-//!    migration only after it has paused the guest itself, and has seen it `paused`. A guest that was paused before the switch does not go
-//!    on at the destination.
-//! 3. After the switch has begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the destination hangs up
-//!    without having read all. If neither is heard for long, the link was lost in the switch, and nobody here can tell which side has the
-//!    guest. The source's process is stopped then (`SIGSTOP`), before QEMU gives the connection up and goes on.
+//! 1. The source waits until the destination confirms that it has read all (`return-path`). Otherwise the source would
+//!    count as left as soon as all is sent.
+//! 2. Before the switch, a failure leaves the guest at its source, where QEMU has it run on by itself. This process
+//!    cancels a migration only after it has paused the guest itself, and has seen it `paused`. A guest that was paused
+//!    before the switch does not go on at the destination.
+//! 3. After the switch has begun, this process resumes nothing and cancels nothing. QEMU resumes the source if the
+//!    destination hangs up without having read all. If neither is heard for long, the link was lost in the switch, and
+//!    nobody here can tell which side has the guest. The source's process is stopped then (`SIGSTOP`), before QEMU
+//!    gives the connection up and goes on.
 //! 4. A source that is `completed` is never resumed. It is ended, or kept as it is.
-//! 5. A guest that writes faster than the link carries would be sent for ever, so each migration has a bound ([`Wanted::within`]). After it,
-//!    the guest stays, by rule 2. A command that is killed leaves a note, and the next one follows the migration by it.
+//! 5. A guest that writes faster than the link carries would be sent for ever, so each migration has a bound
+//!    ([`Wanted::within`]). After it, the guest stays, by rule 2. A command that is killed leaves a note, and the next
+//!    one follows the migration by it.
 //!
-//! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers nobody.
+//! QEMU serves one client at a time, so this process connects anew for each look. While QEMU sends the rest, it answers
+//! nobody.
 
 mod checks;
 mod follow;
@@ -48,14 +52,16 @@ use std::time::{Duration, Instant};
 
 /// Longest time until QEMU's process is gone after it was told to end: 30 s.
 const END_WITHIN: Duration = Duration::from_secs(30);
-/// Pause between two looks at QEMU: 20 ms.
+/// Pause between two questions for QEMU's state: 20 ms.
 const LOOK: Duration = Duration::from_millis(20);
-/// Interval in which QEMU bounds the stream, and looks whether what is left is little enough: 100 ms.
+/// Interval in which QEMU limits the stream's bandwidth, and checks whether the memory that is left fits into the last
+/// part: 100 ms.
 const LOOKS_EVERY_MS: u64 = 100;
-/// Bound of a migration if nobody says another: 10 minutes, or four times as long as all RAM takes, where that is more.
+/// Longest duration of a migration if none was asked for: 10 minutes, or four times as long as sending all RAM takes,
+/// if that is more.
 const USUAL_WITHIN: Duration = Duration::from_secs(600);
 const USUAL_TIMES: f64 = 4.0;
-/// Bytes that the stream has for a page beside its content, and for a page of zeros.
+/// Bytes of the stream for each page's header, and bytes for a page of zeros (a header and one byte).
 const HEADER_BYTES: u64 = 8;
 const ZERO_PAGE_BYTES: u64 = 9;
 
@@ -64,11 +70,11 @@ const ZERO_PAGE_BYTES: u64 = 9;
 pub struct Wanted {
     /// The destination, as QEMU names it: `tcp:HOST:PORT` or `unix:PATH`.
     pub to: String,
-    /// Bound of the stream, in bytes a second; `None`: QEMU's own.
+    /// Highest bandwidth of the stream, in bytes a second; `None`: QEMU's setting.
     pub bandwidth: Option<u64>,
-    /// Time without progress after which the guest stays.
+    /// Time without progress after which the migration is cancelled, and the guest stays here.
     pub give_up: Duration,
-    /// Time from the begin after which the guest stays, although memory is being sent.
+    /// Time from the beginning after which the migration is cancelled, although memory is being sent.
     pub within: Duration,
 }
 
@@ -83,7 +89,7 @@ pub struct Moved {
     pub sent_bytes: u64,
 }
 
-/// A prediction of a migration; `None` where QEMU bounds the stream by nothing.
+/// A prediction of a migration. Its times are `None` if QEMU limits the stream by nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
     /// Time from its begin to its end, in seconds.
@@ -92,7 +98,7 @@ pub struct Estimate {
     pub downtime_ms: Option<u64>,
 }
 
-/// The pace of a migration.
+/// QEMU's limits for a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Bytes a second; `None` where nothing bounds the stream.
@@ -123,8 +129,9 @@ impl Movable {
         Ok(Self { target })
     }
 
-    /// Whether the guest has been moved, and its QEMU was left behind: by a command that was killed, or by `--keep`.
-    /// The destination has confirmed that it has read all, so the guest was not merely written to a file.
+    /// Whether the guest has been moved, and its QEMU here was left behind: by a command that was killed, or by
+    /// `--keep`. True only if the destination has confirmed that it has read all, so that the guest was not merely
+    /// written to a file.
     ///
     /// # Errors
     /// Its QEMU does not answer.
@@ -143,7 +150,7 @@ impl Movable {
         checks::check(&mut qmp, shared_disks).map_err(|why| self.stays(&why.to_string()))
     }
 
-    /// The pace of its migration.
+    /// QEMU's limits for its migration, with the bandwidth `bandwidth` if that is given.
     ///
     /// # Errors
     /// Its QEMU does not answer.
@@ -154,8 +161,9 @@ impl Movable {
         Ok(Pace { bandwidth: bandwidth.or(usual), limit_ms })
     }
 
-    /// Moves it. When this returns without an error, it runs at the destination, and its QEMU here stands still for good. The turn keeps a
-    /// balancer from pausing it at that moment. `show` is called while it is on its way.
+    /// Moves the guest. When this returns without an error, the guest runs at the destination, and its QEMU here stands
+    /// still for good. `turn` keeps a balancer from pausing the guest until the migration has begun. `show` is called
+    /// while the guest is on its way.
     ///
     /// # Errors
     /// The guest has stayed, and runs as before. Where it does not, the error says so.
@@ -188,7 +196,7 @@ impl Movable {
         }
     }
 
-    /// Follows the migration that a command has begun which was killed; `None` if there is none.
+    /// Follows the migration of the guest that a command began which was killed; `None` if there is none.
     ///
     /// # Errors
     /// As for [`Movable::go`], or the guest is on its way to another destination.
@@ -230,7 +238,8 @@ impl Movable {
         self.over(ended, note, wanted, service)
     }
 
-    /// Puts QEMU's settings back where the guest has stayed, and writes the end down.
+    /// Handles the end of a migration: puts QEMU's settings back if the guest has stayed, and writes the end to the
+    /// journal.
     fn over(&self, ended: anyhow::Result<Moved>, note: Note, wanted: &Wanted, service: &Path) -> anyhow::Result<Moved> {
         let problem = ended.as_ref().err().map(|why| format!("{why:#}"));
         match self.running() {
@@ -248,10 +257,10 @@ impl Movable {
         ended
     }
 
-    /// Ends the QEMU of a guest that has gone. Its frames are free then.
+    /// Ends the QEMU process here of a guest that was moved. That frees its page frames.
     ///
     /// # Errors
-    /// The guest has not gone, or the process does not end.
+    /// The guest was not moved, or the process does not end.
     pub fn end(&self) -> anyhow::Result<()> {
         let process = &self.target.process;
         if !process.is_alive() {
@@ -310,21 +319,21 @@ fn migration(qmp: &mut Qmp) -> anyhow::Result<Value> {
 }
 
 impl Pace {
-    /// Size of the last part, for which the guest stands still: memory that can be sent in QEMU's limit. On average QEMU looks half an
-    /// interval after that much was left.
+    /// Size of the last part of the memory, for which the guest stands still: as much as can be sent in QEMU's
+    /// `downtime-limit`. On average, QEMU notices half an interval late that no more than that is left.
     pub fn last_bytes(&self) -> u64 {
         let ms = self.limit_ms.saturating_sub(LOOKS_EVERY_MS / 2).max(self.limit_ms / 2);
         self.bandwidth.unwrap_or(0).saturating_mul(ms) / 1000
     }
 
-    /// Bound of a migration of a guest with so much RAM, if nobody says another.
+    /// Longest duration of a migration of a guest with `ram_bytes` of RAM, if none was asked for.
     pub fn usual_within(&self, ram_bytes: u64) -> Duration {
         let whole_s = self.bandwidth.map_or(0.0, |bandwidth| ram_bytes as f64 / bandwidth as f64);
         Duration::try_from_secs_f64(whole_s * USUAL_TIMES).unwrap_or(Duration::MAX).max(USUAL_WITHIN)
     }
 
-    /// Predicts a migration of a guest that writes little. Of its RAM of `all_bytes`, `ram_bytes` hold no zeros, and so do `last_bytes` of
-    /// the last part.
+    /// Predicts a migration of a guest that writes little. Of its RAM of `all_bytes`, `ram_bytes` are in pages that are
+    /// not zero. `last_bytes` is the same for the last part, during which the guest stands still.
     pub fn estimate(&self, all_bytes: u64, ram_bytes: u64, last_bytes: u64) -> Estimate {
         let Some(bandwidth) = self.bandwidth else { return Estimate { seconds: None, downtime_ms: None } };
         let pages = |bytes: u64| bytes as f64 / page::PAGE_BYTES as f64;

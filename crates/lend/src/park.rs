@@ -1,4 +1,5 @@
-//! Parked guests: they stand still, with as little memory as possible, until a command or a program wakes them.
+//! Parks guests: they are stopped, with as little memory in frames as possible, until a command or a program wakes
+//! them.
 //!
 //! ```text
 //!   noted in DIR/parked, with its parker --> stands still --> equal pages are folded --> private pages are written to swap
@@ -10,7 +11,7 @@
 //! | event | what happens then |
 //! |---|---|
 //! | the guest is woken | it goes on --> the note is removed --> a clone's helper sets its clock |
-//! | its parker fails before the end, or is interrupted | the parker wakes it |
+//! | the process that parks it (its parker) fails before the end, or is interrupted | the parker wakes it |
 //! | its parker is killed before the end | the next command that reads the notes wakes it. Balancers read them each round |
 //! | a program that has woken it uses it | it is not parked again while that runs (awake.rs) |
 //!
@@ -34,9 +35,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest wait for others that have the notes: 10 s. A guest is stopped in less.
+/// Longest wait for another process that holds the lock of the notes: 10 s. A guest is stopped in less.
 pub const NOTES_WITHIN: Duration = Duration::from_secs(10);
-/// Pause between two tries to get the lock: 2 ms. A guest that is woken waits for it.
+/// Pause between two attempts to get that lock: 2 ms. It delays a guest that is woken.
 const PAUSE: Duration = Duration::from_millis(2);
 /// Longest note that is read, in bytes: 64 KiB.
 const MOST_BYTES: u64 = 64 << 10;
@@ -103,8 +104,9 @@ impl Parking {
         Ok(all)
     }
 
-    /// Stops a guest. Until [`Self::keep`], the guest stands still only for as long as this process lives. The turn
-    /// keeps a balancer from resuming the guest, and from moving its balloon. The journal has the reason.
+    /// Stops a guest, and notes it as parked. Until [`Self::keep`], it stays parked only for as long as this process
+    /// lives. The caller holds the lock [`Turn`], so no balancer resumes the guest or moves its balloon meanwhile. The
+    /// journal has the reason.
     ///
     /// # Errors
     /// The guest cannot be parked, does not run, or is used by a program. It goes on then.
@@ -122,7 +124,7 @@ impl Parking {
         }
     }
 
-    /// Notes that a guest is parked until a command wakes it.
+    /// Notes that parking is complete: the guest stays parked after this process has ended, until a command wakes it.
     ///
     /// # Errors
     /// The note cannot be written, or the guest was woken meanwhile.
@@ -170,7 +172,8 @@ impl Parking {
         dir_of(&self.service).join(format!("{}.json", parked.process.pid))
     }
 
-    /// Puts a note in place of an old one. All of it ends with this start of the host, so it need not be on the disk.
+    /// Writes the note of a guest, in place of an old one. Notes lose their meaning when the host restarts, so they
+    /// need not be synced to the disk.
     fn note(&self, parked: &Parked) -> anyhow::Result<()> {
         let path = self.path(parked);
         let next = path.with_extension("next");
@@ -196,7 +199,7 @@ impl Parking {
 }
 
 impl Parked {
-    /// A guest that runs, and may be parked by this process.
+    /// The note of a guest that is about to be parked. An error if the guest does not run, or cannot be parked.
     fn of(guest: &Guest) -> anyhow::Result<Self> {
         let id = cli::printable(&guest.id);
         let (process, qmp) = match guest.kind {
@@ -296,7 +299,7 @@ pub fn wake_left(service: &Path) {
     }
 }
 
-/// Processes of guests that are parked.
+/// The processes of all guests that are noted as parked.
 pub(crate) fn processes(service: &Path) -> Vec<ProcessId> {
     if !dir_of(service).is_dir() {
         return Vec::new();

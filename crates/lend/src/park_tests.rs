@@ -15,7 +15,7 @@ fn park(dir: &Path, guest: &Guest, turn: &Turn) -> anyhow::Result<Parked> {
     lock(dir).park(guest, &Ledger::open(dir).unwrap(), turn, WHY)
 }
 
-/// A directory for notes, its turn, and a guest that runs.
+/// A service's directory, its lock [`Turn`], and a guest that runs.
 fn scene() -> (tempfile::TempDir, Turn, FakeQemu) {
     let dir = tempfile::tempdir().unwrap();
     let turn = Ledger::open(dir.path()).unwrap().take_turn().unwrap();
@@ -86,7 +86,7 @@ fn guest_goes_on_whose_parker_was_killed_before_it_was_done() {
     assert_eq!(journal(dir.path()), ["park", "wake", "park", "wake"]);
 }
 
-/// A name that is taken stands for a disk that is full.
+/// A directory in place of a file makes writing fail, as a full disk would.
 #[test]
 fn guest_runs_where_it_cannot_be_noted_or_written_down() {
     let (dir, turn, qemu) = scene();
@@ -194,7 +194,7 @@ fn containers_and_vms_without_qmp_are_left_to_their_own_means() {
     assert_eq!(journal(dir.path()), Vec::<String>::new());
 }
 
-/// A program that has woken it may be in the middle of something, and a balloon would stand still half-way.
+/// A program that has woken the guest may be using it; and a balloon that is on its way would stop half-way.
 #[test]
 fn guest_that_is_in_use_or_whose_balloon_moves_is_not_parked() {
     let (dir, turn, qemu) = scene();
@@ -217,7 +217,8 @@ fn guest_that_is_in_use_or_whose_balloon_moves_is_not_parked() {
     lock(dir.path()).wake(&parked, WHY).unwrap();
 }
 
-/// It would be told sizes otherwise, be counted on for memory, and be blamed.
+/// Otherwise a parked guest would be told sizes, its memory would count as withdrawable, and its driver would be
+/// flagged.
 #[test]
 fn balloon_of_a_parked_guest_is_not_counted_on() {
     let (dir, turn, qemu) = scene();

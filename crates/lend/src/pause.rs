@@ -1,4 +1,5 @@
-//! The balancer's side of pauses: a holder (`hold.rs`) for one round, and guests that a killed one has left paused.
+//! The balancer's side of pauses: it starts the process that pauses guests (`hold.rs`, the holder) for one round, and
+//! resumes guests that a killed process has left paused.
 
 use crate::hold::{self, Command, Replies, Reply, Target};
 use crate::ledger::{Entry, Ledger, Turn};
@@ -13,7 +14,8 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-/// Longest wait for the holder's reply: 15 s. Guests whose QEMU does not answer take it two seconds for each 16 of them.
+/// Longest wait for the holder's reply: 15 s. For each 16 guests whose QEMU does not answer, the holder needs two
+/// seconds.
 const REPLY_WITHIN: Duration = Duration::from_secs(15);
 
 /// A pause that was made, or tried.
@@ -35,7 +37,7 @@ pub struct Hold {
     all: Vec<Held>,
 }
 
-/// A guest that was to be paused.
+/// A guest that was paused, or that could not be.
 struct Held {
     paused: Paused,
     since: Instant,
@@ -64,7 +66,7 @@ impl Hold {
         self.all.iter().any(|held| held.is_paused && held.paused.pause.guest == guest)
     }
 
-    /// Pauses guests. Ledger and journal have each of them before.
+    /// Pauses guests. Each is in the ledger and the journal before that.
     ///
     /// # Errors
     /// The ledger cannot be written, or the holder cannot be started. Dropping this resumes all that were paused.
@@ -105,7 +107,7 @@ impl Hold {
             // Without a reply, the guest may be paused.
             let is_paused = reply.is_none_or(|reply| reply.is_paused);
             if !is_paused {
-                // The guest stands still for another reason, or runs, so it must not be resumed later.
+                // The guest runs, or somebody else has paused it, so it must not be resumed later.
                 running.push(pause.guest.clone());
             }
             self.all.push(Held { paused: Paused { pause, paused_ms: 0, problem }, since, is_paused });
@@ -113,8 +115,8 @@ impl Hold {
         if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, &running) }
     }
 
-    /// The guests that run. A guest that does not run must not be noted, because a later reader of the note would
-    /// resume it.
+    /// Those of the guests that run. A guest that does not run must not be noted as paused by us, because a later
+    /// reader of the note would resume it.
     fn that_run(&mut self, wanted: Vec<(Pause, Target)>, since: Instant) -> Vec<(Pause, Target)> {
         let looked = many::each(wanted.into_iter(), |(pause, target)| {
             let problem = hold::running(&target).err();
@@ -131,7 +133,8 @@ impl Hold {
         running
     }
 
-    /// Resumes guests, all but those that `keeps` names. One whose QEMU does not answer is still paused, and tried again at the next call.
+    /// Resumes all guests but those for which `keeps` returns true. A guest whose QEMU does not answer is still paused,
+    /// and tried again at the next call.
     ///
     /// # Errors
     /// The ledger cannot be written.
@@ -162,7 +165,7 @@ impl Hold {
         note_resumed(&running, &resumed, ledger, turn)
     }
 
-    /// Resumes all guests, and tells for how long each stood still.
+    /// Resumes all guests. Returns all pauses of the round, with how long each took.
     ///
     /// # Errors
     /// The ledger cannot be written.
@@ -171,8 +174,9 @@ impl Hold {
         Ok(std::mem::take(&mut self.all).into_iter().map(|held| held.paused).collect())
     }
 
-    /// Replies of the holder; none if it has ended, or does not answer. It is not asked again then: a late reply would be taken for
-    /// that to another command. Its input closes, so that it resumes all guests once it can.
+    /// Sends a command to the holder and returns its replies; none if it has ended, or does not answer in time. It is
+    /// given up then: a late reply would be taken for the reply to another command. Its input closes, so that it
+    /// resumes all guests once it can.
     fn ask(&mut self, command: &Command) -> Replies {
         let replies = self.holder.as_ref().and_then(|holder| holder.ask(command).ok());
         if replies.is_none() {
@@ -222,12 +226,12 @@ impl Drop for Holder {
     }
 }
 
-/// A command of pagefold's.
+/// The program `pagefold`, to be given a command.
 fn pagefold() -> std::process::Command {
     std::process::Command::new(cli::pagefold())
 }
 
-/// Resumes guests that a killed process has left paused. The caller has the turn, so that process is gone.
+/// Resumes guests that a killed process has left paused. The caller holds the lock [`Turn`], so that process is gone.
 ///
 /// # Errors
 /// The ledger cannot be written.
@@ -248,14 +252,14 @@ pub fn resume_left(ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
     note_resumed(&running, &resumed, ledger, turn)
 }
 
-/// Notes guests that run again, and writes all attempts to the journal.
+/// Notes in the ledger which guests run again, and writes all attempts to resume guests to the journal.
 fn note_resumed(running: &[String], resumed: &[Paused], ledger: &mut Ledger, turn: &Turn) -> anyhow::Result<()> {
     let at_s = host::boot_clock_s();
     let noted = if running.is_empty() { Ok(()) } else { ledger.note_resumed(turn, running) };
     noted.and(ledger.write_all_down(turn, resumed.iter().map(|paused| Entry::Resume { at_s, paused })))
 }
 
-/// Resumes a guest without a holder.
+/// Resumes a guest from this process, without the holder.
 fn resume_alone(guest: &str, ledger: &Ledger) -> Reply {
     let resumed = ledger.paused(guest).map_or(Ok(()), |target| hold::resume(target.process, &target.qmp));
     Reply { guest: guest.to_owned(), is_paused: resumed.is_err(), paused_ms: 0, problem: resumed.err() }
@@ -348,7 +352,7 @@ mod tests {
         let (qemu, mut ledger, turn, _dir) = scene();
         let mut hold = Hold::of_paused(&qemu.guest, &mut ledger, &turn);
         qemu.state().status = "paused";
-        // More than a pipe takes, to one that does not read.
+        // More bytes than a pipe takes, to a holder that does not read.
         let mut holder = Holder::run(std::process::Command::new("sleep").arg("60")).unwrap();
         let pid = holder.child.as_ref().unwrap().id().to_string();
         holder.commands.as_ref().unwrap().send("x".repeat(1 << 20)).unwrap();
@@ -362,7 +366,7 @@ mod tests {
         assert_eq!((qemu.state().status, ledger.left_paused()), ("running", Vec::new()));
     }
 
-    /// An upgrade replaces the program while it runs.
+    /// An upgrade may replace the program's file while it runs.
     #[test]
     fn program_whose_file_was_replaced_is_started_again() {
         const COPY: &str = "PAGEFOLD_TEST_COPY";

@@ -1,19 +1,19 @@
-//! RAM of a guest in frames of the host. To count them, the kernel walks all page tables of the guest's process. So
-//! frames are counted again only when counters of that process have moved that are cheap to read.
+//! Counts the page frames of a guest's RAM. For that, the kernel walks all page tables of the guest's process. So
+//! frames are counted again only when counters of that process have changed that are cheap to read.
 
 use guest::{Guest, RegionMap, holds_folded_pages};
 use host::{Mapping, MemoryCounters};
 use page::Region;
 use std::time::Duration;
 
-/// Change of a counter at which frames are counted again, as a part of RAM: 1/128. All guests together are then off by half of what
-/// a plan keeps spare, at most.
+/// Change of the process's counters at which frames are counted again, as a part of the guest's RAM: 1/128. All guests
+/// together are then off by half of the memory that a plan keeps spare, at most.
 const MOVED: u64 = 128;
-/// Time after which frames are counted in any case: 5 minutes. Counters of a process with threads on many processors
-/// are not exact.
+/// Time after which frames are counted again in any case: 5 minutes. The kernel's counters of a process with threads on
+/// many processors are not exact.
 const STALE: Duration = Duration::from_secs(300);
 
-/// Frames of one guest at the time of a count.
+/// Figures of one guest's RAM, at the time of a count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RamUse {
     pid: u32,
@@ -21,20 +21,22 @@ pub(crate) struct RamUse {
     counters: MemoryCounters,
     /// RAM in frames, folded pages included.
     pub resident_bytes: u64,
-    /// RAM whose frames others hold too.
+    /// RAM whose frames other processes share: folded by Pagefold, or merged by ksmd.
     pub folded_bytes: u64,
     /// RAM in the host's swap.
     pub swapped_bytes: u64,
-    /// Addresses of RAM, used or not.
+    /// Size of the mappings of RAM, used or not.
     pub mapped_bytes: u64,
-    /// The most RAM in swap, or in frames that others did not hold, by all counts.
+    /// The most RAM that the guest held alone (in frames that nobody shares, and in swap), of all counts of this
+    /// process.
     pub peak_bytes: u64,
-    /// Private memory of the process beside its RAM.
+    /// Private memory of the process that is not the guest's RAM: the VMM's own.
     pub beside_bytes: u64,
 }
 
 impl RamUse {
-    /// Counts the frames of a guest, unless they are known and nothing has moved since.
+    /// Counts the frames of a guest, or returns the `known` count if that is recent and the process's counters have
+    /// hardly changed since.
     ///
     /// # Errors
     /// The guest has ended, or may not be looked at.

@@ -1,9 +1,9 @@
-//! Page cache of control groups, which the kernel takes back when it is asked to.
+//! Has the kernel reclaim page cache of control groups.
 //!
 //! | control groups | way |
 //! |---|---|
 //! | version 2 | `memory.reclaim`, as much as is wanted; with `swappiness=0` where the host has swap |
-//! | version 1 | there is no `memory.reclaim`. `memory.force_empty` takes all that the kernel can get. It is used on a group that stands for the host, where there is no swap |
+//! | version 1 | there is no `memory.reclaim`. `memory.force_empty` reclaims all that the kernel can get. It is used only on a control group that stands for the host, and only without swap |
 //!
 //! Memory of guests is never swapped out for this, and no process is killed.
 
@@ -15,10 +15,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Files by which the kernel is asked, the better one first.
+/// Files of a control group by which the kernel is asked to reclaim memory, the better one first.
 const WAYS: [&str; 2] = ["memory.reclaim", "memory.force_empty"];
 
-/// Page cache that was taken back.
+/// The outcome of having page cache reclaimed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Reclaimed {
     /// Control groups that were asked for it.

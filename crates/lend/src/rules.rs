@@ -1,4 +1,4 @@
-//! Decisions of an operator: guarantees, and memory that is never lent.
+//! Decisions of an operator about balancing: guaranteed sizes, and memory that is never lent.
 
 use anyhow::Context;
 use balance::GuestFacts;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Memory that one guest may write in a break storm before it is paused, in bytes: 64 MiB. docs/balance.md has storms
-/// of four guests.
+/// Memory that one guest may write in a break storm (many folded pages written at once) before it is paused, in bytes:
+/// 64 MiB. docs/balance.md has storms of four guests.
 const STORM_BYTES: u64 = 64 << 20;
-/// Part of all memory that is left for other programs: 1/20.
+/// Part of all memory that is kept for programs that are no guests: 1/20.
 const RESERVED_PART: u64 = 20;
-/// Largest reserve for other programs, in bytes: 1 GiB.
+/// Most memory that is kept for these programs, in bytes: 1 GiB.
 const MOST_RESERVED: u64 = 1 << 30;
 
 /// Decisions of an operator.
@@ -30,15 +30,15 @@ pub struct Rules {
     /// Users whose VMs are guests of this host, although nothing else says so.
     #[serde(default)]
     pub owners: Vec<u32>,
-    /// Destinations of guests whose id or name matches, when they are proposed for another host. The first that matches counts. A guest
-    /// without one is moved by nobody but an operator.
+    /// Destinations of guests whose id or name matches, when they are proposed for another host. The first that matches
+    /// counts. A guest without one is moved by nobody but an operator.
     #[serde(default)]
     pub moves: Vec<(Glob, String)>,
 }
 
 impl Rules {
-    /// Whether a VM is a guest of this host, to which memory is promised. Where a control group stands for the host, guests are those in
-    /// it, or in groups below it.
+    /// Whether a VM is one to which memory is promised. If a control group stands for the host (`within`), the VM must
+    /// be in it, or in a group below it.
     pub(crate) fn counts(&self, guest: &Guest, limits: Option<&MemoryLimits>) -> bool {
         let is_inside = |within: &String| {
             let group = guest.pids.first().and_then(|pid| limits?.group_of(*pid));
@@ -54,8 +54,8 @@ impl Rules {
         found.map(|(_, bytes)| *bytes)
     }
 
-    /// The destination of a guest that is proposed for another host, one of `all`; `None` if no rule has one. Owners of guests choose names,
-    /// so one that several have means none of them.
+    /// The destination of a guest that is proposed for another host; `None` if no rule has one. Owners choose the names
+    /// of guests: if several of the guests in `all` have this guest's name, it has no destination.
     pub fn destination(&self, guest: &Guest, all: &[Guest]) -> Option<&str> {
         let has_its_name = |other: &&Guest| other.name == guest.name && !other.facts.is_strangers;
         if all.iter().filter(has_its_name).count() > 1 {
@@ -78,13 +78,14 @@ impl Rules {
         found.with_context(|| format!("the control group {group} has no memory limit below the host's memory"))
     }
 
-    /// Part of the last 10 s in which some task of the host waited for memory, in percent. `None` where a control group stands
-    /// for the host.
+    /// Part of the last 10 s in which some task of the host waited for memory, in percent. `None` where a control group
+    /// stands for the host.
     pub(crate) fn stalled_percent(&self) -> Option<f64> {
         if self.within.is_some() { None } else { host::memory_stalled_percent() }
     }
 
-    /// Control groups that hold page cache: the one that stands for the host, or those of guests.
+    /// Control groups whose page cache may be reclaimed: the one that stands for the host, or otherwise those of the
+    /// guests.
     pub fn caches(&self, guests: &[Guest]) -> BTreeSet<String> {
         if let Some(group) = &self.within {
             return BTreeSet::from([group.clone()]);
@@ -94,8 +95,8 @@ impl Rules {
         pids.filter_map(|pid| limits.group_of(*pid)).filter(|group| group != "/").collect()
     }
 
-    /// Memory that is never lent, in bytes, of the `total_bytes` of host or control group. The kernel's watermarks
-    /// count only for the host: a control group has none.
+    /// Memory that is never lent, in bytes, of the `total_bytes` of the host or of the control group that stands for
+    /// it. The kernel's watermarks are added for the host only: a control group has none.
     pub(crate) fn floor_bytes(&self, total_bytes: u64, guests: &[GuestFacts]) -> u64 {
         let watermarks = if self.within.is_some() { None } else { host::high_watermark_bytes() };
         let floor = self.floor_bytes.unwrap_or_else(|| usual_floor_bytes(total_bytes, guests));
@@ -103,8 +104,8 @@ impl Rules {
     }
 }
 
-/// Memory that is never lent if no `--floor` is given, in bytes: 1/20 of all, and 1 GiB at most. It is more where
-/// guests may write more than that in a break storm, before they stand still.
+/// Memory that is never lent if no `--floor` is given, in bytes: 1/20 of all, and 1 GiB at most; but at least as much
+/// as guests may write in a break storm before they are paused.
 pub fn usual_floor_bytes(total_bytes: u64, guests: &[GuestFacts]) -> u64 {
     let written = guests.iter().map(|guest| guest.folded_bytes.min(STORM_BYTES)).fold(0, u64::saturating_add);
     (total_bytes / RESERVED_PART).min(MOST_RESERVED).max(written)

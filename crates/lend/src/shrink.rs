@@ -1,32 +1,33 @@
-//! Private memory of parked guests, written to swap.
+//! Writes private memory of parked guests to swap.
 //!
-//! Nothing of the pool is paged out. A page that reclaim takes from a mapping of the pool is a fault for the agent to serve.
+//! Mappings of the pool are left out: when such a mapping loses a page to reclaim, the agent has to serve the next page
+//! fault there.
 
 use guest::{Guest, RegionMap, holds_folded_pages};
 use host::{Mapping, ProcessId};
 use page::Region;
 use serde::Serialize;
 
-/// Memory that a guest holds alone.
+/// Memory of a guest that no other guest shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Held {
-    /// All of it in frames.
+    /// The part of it that lies in page frames.
     pub private_bytes: u64,
-    /// The RAM of a VM in frames, without what its VMM takes beside it; of another guest 0.
+    /// For a VM, the part of `private_bytes` that is the VM's RAM and not its VMM's own memory; otherwise 0.
     pub ram_bytes: u64,
     /// Memory in the host's swap.
     pub swapped_bytes: u64,
 }
 
-/// Memory of a guest that was parked.
+/// The outcome of parking a guest, as figures of its memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shrunk {
-    /// Private memory in frames before.
+    /// Private memory in page frames before it was written to swap.
     pub private_before_bytes: u64,
     /// Private memory afterwards.
     #[serde(flatten)]
     pub held: Held,
-    /// Why folding was not over; `None` where it was.
+    /// Why not all equal pages had been folded by then; `None` if they had.
     pub not_folded: Option<String>,
     /// Why private memory stays in frames; `None` where it was written to swap.
     pub problem: Option<String>,
@@ -53,8 +54,9 @@ impl Held {
     }
 }
 
-/// Has private memory of a guest written to swap: of a VM its RAM, of a program all of it. `before` is what it held, and `not_folded`
-/// tells why folding was not over. Where the kernel swaps nothing, the guest is parked nevertheless.
+/// Has private memory of a guest written to swap: of a VM its RAM, of a program all of it. `before` is the memory that
+/// it held before, `not_folded` the reason why not all equal pages were folded first. Where the kernel swaps nothing,
+/// the guest is parked nevertheless.
 pub fn shrink(guest: &Guest, before: Held, not_folded: Option<String>) -> Shrunk {
     let problem = if host::total_swap_bytes() > 0 {
         page_out(guest).err().map(|why| format!("its memory is not written to swap: {why:#}"))

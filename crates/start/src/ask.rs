@@ -1,4 +1,4 @@
-//! The conversation with the helper inside a guest.
+//! Talks to the helper (`pagefold-identity`) inside a guest, over a serial line that QEMU connects to a socket.
 
 use crate::identities::{Identity, now, uuid};
 use crate::machine::IDENTITY;
@@ -16,23 +16,23 @@ use std::time::{Duration, Instant};
 /// arrives. Requests that are sent faster than a guest makes its repairs would all be answered too late.
 const AGAIN: Duration = Duration::from_secs(2);
 const AGAIN_MAX: Duration = Duration::from_secs(8);
-/// Longest wait for the clock to be right after several requests: 2 s.
+/// If several requests were sent: longest wait until the helper answers that the clock is right, 2 s.
 const CLOCK_AGAIN: Duration = Duration::from_secs(2);
 /// Interval between two attempts to connect: 1 ms.
 const SOON: Duration = Duration::from_millis(1);
-/// Most bytes that are kept of an incomplete line.
+/// Most bytes of an incomplete line that are kept. A longer one is dropped.
 const KEPT: usize = 2 * LINE_BYTES;
 
 /// A connection to the helper of one guest.
 pub(crate) struct Helper {
     stream: UnixStream,
     heard: Vec<u8>,
-    /// Number of requests that were sent, and not answered.
+    /// Number of requests that were sent and have not been answered.
     open: u32,
 }
 
 impl Helper {
-    /// Connects as soon as QEMU listens.
+    /// Connects to the helper's socket of the machine in `dir`, as soon as its QEMU listens.
     pub(crate) fn connect(dir: &Path, process: &ProcessId, deadline: Instant) -> anyhow::Result<Self> {
         let socket = dir.join(IDENTITY);
         loop {
@@ -44,14 +44,15 @@ impl Helper {
         }
     }
 
-    /// Sends an identity.
+    /// Sends the request to take on an identity.
     pub(crate) fn send(&mut self, identity: &Identity) -> anyhow::Result<()> {
         self.stream.set_write_timeout(Some(AGAIN))?;
         self.open += 1;
         self.stream.write_all(identity.request().line().as_bytes()).context("the guest takes no request")
     }
 
-    /// Waits until the helper has answered that the guest has this identity, which was sent. `None` if nobody answers.
+    /// Waits until the helper answers that the guest has taken on this identity, whose request was sent; the request is
+    /// repeated meanwhile. `None` if nobody answers until `deadline`.
     pub(crate) fn confirm(&mut self, identity: &Identity, deadline: Instant) -> anyhow::Result<Option<Answer>> {
         let (mut wrong, mut again) = (None, AGAIN);
         loop {
@@ -103,7 +104,7 @@ impl Helper {
         Ok(false)
     }
 
-    /// The next answer; `None` when it is late.
+    /// The helper's next answer; `None` if there is none until `until`.
     fn answer(&mut self, until: Instant) -> anyhow::Result<Option<Answer>> {
         loop {
             while let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {

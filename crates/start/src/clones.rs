@@ -1,4 +1,4 @@
-//! The directory of clones, and making them: `DIR/NAME/`, each with `clone.json` and QEMU's sockets.
+//! Makes clones, and keeps the directory of clones: `DIR/NAME/`, each with `clone.json` and QEMU's sockets.
 
 mod awaited;
 mod job;
@@ -26,13 +26,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A directory of clones.
+/// The directory of clones.
 #[derive(Clone, Debug)]
 pub struct Clones {
     dir: PathBuf,
 }
 
-/// Clones that are asked for.
+/// A request for clones.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// The template.
@@ -43,11 +43,11 @@ pub struct Wanted<'a> {
     pub count: usize,
     /// Their names, with `%d` for a number.
     pub names: &'a str,
-    /// Number of loaded machines to keep for later requests.
+    /// Number of machines to keep ready for later requests: they are loaded and stopped, and become clones sooner.
     pub warm: usize,
     /// Whether clones are handed out although their helper does not answer.
     pub allow_unconfirmed: bool,
-    /// Longest time until a clone answers.
+    /// Longest wait for the answer of a clone's helper.
     pub patience: Duration,
     /// The service that folds them; `None`: none does.
     pub folding: Option<&'a Folding>,
@@ -117,7 +117,8 @@ impl Clones {
         Ok(self.list()?.into_iter().filter(|clone| clone.is_of(template)).collect())
     }
 
-    /// Lists the living clones, and removes the rest. The caller holds the lock.
+    /// Lists the living clones. Removes the directories of the others, and ends what is left of their machines. The
+    /// caller holds the directory's lock.
     fn tidy(&self) -> anyhow::Result<Vec<Record>> {
         let (mut living, mut gone) = (Vec::new(), Vec::new());
         for dir in entries(&self.dir)? {
@@ -148,7 +149,8 @@ impl Clones {
         Ok(())
     }
 
-    /// Makes clones, and returns when each has answered from inside. All, or none: if one fails, all of this request are ended.
+    /// Makes clones, and returns when the helper inside each has answered. If one fails, all clones of this request are
+    /// ended.
     ///
     /// # Errors
     /// The template is damaged or needs another host, a name is taken, QEMU fails, or a clone is not confirmed.
@@ -161,7 +163,7 @@ impl Clones {
         made.with_context(|| format!("no clone of {} is handed out", wanted.template.name))
     }
 
-    /// The device state for clones, if there may be any.
+    /// The device state for clones. An error if the template must not or cannot be cloned.
     fn check(&self, wanted: &Wanted) -> anyhow::Result<Vec<u8>> {
         let template = wanted.template;
         if is_unwanted(wanted.dir) {
@@ -183,7 +185,8 @@ impl Clones {
         Ok(device)
     }
 
-    /// Takes names for clones, and the memory that they will map. `may_wait`: a machine that waits may become one of them.
+    /// Reserves names for clones, and opens the memory that they will map. `may_wait`: machines that were kept ready
+    /// (`warm`) may be used.
     fn reserve(&self, wanted: &Wanted, may_wait: bool) -> anyhow::Result<(fs::File, Vec<Slot>)> {
         let mut slots = self.take_names(wanted, may_wait)?;
         let memory = self.take_memory(wanted, &mut slots);
@@ -193,7 +196,7 @@ impl Clones {
         Ok((memory?, slots))
     }
 
-    /// Takes names, and machines that wait.
+    /// Reserves names by recording the clones, and assigns machines that were kept ready.
     fn take_names(&self, wanted: &Wanted, may_wait: bool) -> anyhow::Result<Vec<Slot>> {
         let _lock = lock(&self.dir)?;
         let living = self.tidy()?;
@@ -310,7 +313,7 @@ fn has_starter(clone: &Record) -> bool {
     clone.starter.is_some_and(|starter| starter.is_alive())
 }
 
-/// A clone as it is shown.
+/// A clone that was handed out, without what its helper has answered.
 fn shown(record: &Record, dir: &Path, pid: u32) -> Cloned {
     Cloned {
         name: record.name.clone(),

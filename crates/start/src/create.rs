@@ -1,4 +1,5 @@
-//! Making a template: a machine is booted on a memory file, and becomes files when it is idle.
+//! Makes a template: boots a machine whose RAM is a memory file, and writes memory and device state to files when the
+//! machine is idle.
 
 use crate::ask::Helper;
 use crate::digest;
@@ -19,12 +20,12 @@ use std::time::{Duration, Instant};
 /// Longest time for the device state to be written, and for QEMU to end: 60 s.
 const WRITING: Duration = Duration::from_secs(60);
 
-/// A machine that is to become a template.
+/// How to boot the machine that is to become a template.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// QEMU and its arguments, with the places of [`crate::DIR`], [`crate::NAME`] and [`crate::DISK`].
     pub words: Vec<String>,
-    /// Content of its disk at the beginning.
+    /// The image that its disk is copied from; `None` without a disk.
     pub disk: Option<PathBuf>,
     /// RAM.
     pub memory_bytes: u64,
@@ -40,8 +41,8 @@ impl Store {
     /// Boots a machine, and makes a template of it.
     ///
     /// # Errors
-    /// There is such a template already, the machine does not come up, nobody inside answers, or the files cannot be written.
-    /// Nothing is left then.
+    /// There is such a template already, the machine does not come up, nobody inside answers, or the files cannot be
+    /// written. Nothing is left then.
     pub fn create(&self, group: &str, name: &str, source: &Source) -> anyhow::Result<Template> {
         self.make(group, name, |dir| {
             let disk = dir.join("disk");
@@ -62,7 +63,7 @@ impl Store {
     }
 }
 
-/// A machine at rest, of which a template is made.
+/// What a template is made of: a machine whose device state is written.
 pub(crate) struct Parts<'a> {
     pub(crate) group: &'a str,
     pub(crate) name: &'a str,
@@ -74,7 +75,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) has_helper: bool,
 }
 
-/// Writes the memory of a machine beside its device state, and all that is known of it.
+/// Writes the memory of a machine beside its device state, and `template.json`.
 pub(crate) fn describe(dir: &Path, parts: &Parts) -> anyhow::Result<Template> {
     let template = Template {
         schema: SCHEMA,
@@ -134,7 +135,7 @@ fn write_memory(memory: &File, dir: &Path) -> anyhow::Result<Part> {
     Part::new(write().with_context(|| format!("cannot write {}", path.display()))?, &path)
 }
 
-/// A file that is complete.
+/// Syncs a complete file to the disk, and describes it with its digest.
 fn part(path: &Path) -> anyhow::Result<Part> {
     let read = || {
         let file = File::open(path)?;
@@ -144,7 +145,7 @@ fn part(path: &Path) -> anyhow::Result<Part> {
     Part::new(read().with_context(|| format!("cannot read {}", path.display()))?, path)
 }
 
-/// Writes what is known of a template, and removes what only the machine that was booted needed.
+/// Writes `template.json`, and removes the other files that only the booted machine needed.
 fn finish(template: &Template, dir: &Path) -> anyhow::Result<()> {
     let kept = ["memory", "device", "disk"];
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?.flatten() {

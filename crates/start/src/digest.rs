@@ -1,8 +1,8 @@
-//! Files of pages: copying one without its zeros, and the digest of what it holds.
+//! Copies files of pages without pages of zeros, and computes digests of their contents.
 //!
-//! The digest is the XXH3-64 of all pages that are not zero, each behind its number, and of the size. Holes and zeros
-//! are the same to it. It finds what a disk, a copy or a mistake changes. It is no protection against a user who may
-//! write the directory, because that user can write the digest as well.
+//! The digest is the XXH3-64 of all pages that are not zero, each after its offset, and of the file's size. Holes and
+//! pages of zeros are the same to it. It finds what a disk, a copy or a mistake has changed. It is no protection
+//! against a user who may write the directory, because that user can change the digest, too.
 
 use page::PAGE_BYTES;
 use rustix::fs::{SeekFrom, seek};
@@ -19,7 +19,7 @@ const CHUNK: usize = 1 << 20;
 /// A page of zeros.
 const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
-/// A file's content in short.
+/// Size and digest of a file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
     /// Its size.
@@ -30,7 +30,7 @@ pub(crate) struct Summary {
     pub(crate) digest: String,
 }
 
-/// A digest that is being made.
+/// A digest that is being computed.
 #[derive(Default)]
 struct Sum {
     hash: XxHash3_64,
@@ -38,7 +38,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Adds bytes from this offset on, the boundary of a page. Calls `each` for each page that is not zero.
+    /// Adds bytes that begin at offset `at`, a page boundary. Calls `each` for each page that is not zero.
     fn add(&mut self, bytes: &[u8], at: u64, mut each: impl FnMut(&[u8], u64) -> io::Result<()>) -> io::Result<()> {
         for (number, page) in bytes.chunks(PAGE_BYTES).enumerate() {
             if page == &ZEROS[..page.len()] {
@@ -60,14 +60,14 @@ impl Sum {
     }
 }
 
-/// Sums up bytes that were read.
+/// The summary of bytes in memory.
 pub(crate) fn of(bytes: &[u8]) -> Summary {
     let mut sum = Sum::default();
     sum.add(bytes, 0, |_, _| Ok(())).expect("nothing is done that could fail");
     sum.summary(bytes.len() as u64)
 }
 
-/// Reads a file, has `each` see each page that is not zero, with its offset, and sums up the file.
+/// Reads a file and returns its summary. Calls `each` for each page that is not zero, with its offset.
 pub(crate) fn read(from: &File, mut each: impl FnMut(&[u8], u64) -> io::Result<()>) -> io::Result<Summary> {
     let bytes = from.metadata()?.len();
     let mut sum = Sum::default();

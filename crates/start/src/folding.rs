@@ -1,16 +1,17 @@
-//! Clones as members: the memory of their template is a segment of their group's pool, and each is born folded.
+//! Makes clones members of their group from the start: the memory of their template is a segment of the group's pool,
+//! so all its pages count as folded.
 //!
 //! ```text
-//!   service that serves the group: has it the template?  -- yes --> its file
+//!   does the service that serves the group have the template?  -- yes --> its file
 //!                                         | no
 //!                                         v
 //!   memory file of a living clone, or loaded from the directory --> handed to the service, which seals and keeps it
 //!   clone's QEMU: started by `pagefold run`, with that file as its standard input
-//!   last clone has ended: the service lets the template go
+//!   last clone has ended: the service unloads the template
 //! ```
 //!
-//! Every user of the group can load a template into the service. So a file from the service must be sealed, and must
-//! either be the file of a recorded clone, or have the template's digest.
+//! Every user of the group can load a template into the service. So a file from the service is used only if it is
+//! sealed, and is either the file of a recorded clone, or has the template's digest.
 
 use crate::digest;
 use crate::memory::{self, SEALS};
@@ -26,7 +27,7 @@ use rustix::fs::fcntl_get_seals;
 use std::fs::File;
 use std::path::Path;
 
-/// Number of bytes of a template's name that its name in the pool begins with. The rest is taken from its digest.
+/// A template's name in the pool consists of this many bytes of its name, and its digest.
 const NAME_BYTES: usize = 31;
 
 /// The service that folds the clones of a group.
@@ -37,17 +38,19 @@ pub struct Folding {
 }
 
 impl Folding {
-    /// The service that the caller means, if it serves this group. Says so if none does.
+    /// The service that the caller means, if it serves this group. If none does, says so on the terminal, and returns
+    /// `None`.
     ///
     /// # Errors
-    /// The one that an option names does not serve it.
+    /// An option names the service, and that service does not serve the group.
     pub fn find(meant: &Meant, group: &str) -> anyhow::Result<Option<Self>> {
         let mut refused = None;
         let services = match Service::find(meant) {
             Err(why) if matches!(meant, Meant::Named(_)) => return Err(why),
             found => found.unwrap_or_default(),
         };
-        // The service of another user is not used: it would control memory of root's guests.
+        // Only services of root and of the caller are used: another user's service would control the memory of the
+        // caller's guests.
         let is_ours = |place: &Place| place.owner().is_ok_and(|owner| owner == 0 || owner == own_uid());
         for Service { place, .. } in services.into_iter().filter(|service| is_ours(&service.place)) {
             let folding = Self { place, group: group.to_owned() };
@@ -69,7 +72,8 @@ impl Folding {
         Ok(None)
     }
 
-    /// The service that folded the clone of a record, if it serves the group still. Says so if it does not.
+    /// The service that folded a recorded clone, if that still serves the group. If not, says so on the terminal, and
+    /// returns `None`.
     ///
     /// # Errors
     /// As for [`Self::find`].
@@ -83,7 +87,9 @@ impl Folding {
         self.place.dir()
     }
 
-    /// The sealed memory of a template, which the service keeps: known by one of the living `clones`, or else compared with its digest.
+    /// The sealed memory file of a template, which the service keeps. The service is given the file if it has none yet.
+    /// A file that the service has already is checked: it must be the file of one of the living `clones`, or have the
+    /// template's digest.
     pub(crate) fn memory(&self, template: &Template, dir: &Path, clones: &[&Record]) -> anyhow::Result<File> {
         let (group, name) = (self.group.clone(), kept_name(&template.name, &template.memory.digest));
         let load = Question::Load { group, name };
@@ -107,11 +113,11 @@ impl Folding {
         }
     }
 
-    /// A file from the service, if its content is that of the template.
+    /// A file that the service had already, if its content is the template's.
     fn checked(&self, kept: ForeignFile, template: &Template, clones: &[&Record]) -> anyhow::Result<File> {
         let dir = self.dir().display();
         let wrong = || format!("the service in {dir} has been given something else as template {}", template.name);
-        // Only sealed memory files are read: no process can make a reader of them wait.
+        // Only a sealed memory file is read: reading another file may wait for its server, or see it change.
         if !fcntl_get_seals(&kept).is_ok_and(|seals| seals.contains(SEALS)) {
             bail!("{}, and it is not sealed", wrong());
         }
@@ -130,7 +136,8 @@ impl Folding {
     }
 }
 
-/// The name of a template in its group's pool. A template that is made anew has another.
+/// The name of a template in its group's pool. A template that was made anew has another name, because its digest
+/// differs.
 fn kept_name(name: &str, digest: &str) -> String {
     let digest = digest.rsplit(':').next().unwrap_or_default();
     format!("{}-{digest}", &name[..name.len().min(NAME_BYTES)])

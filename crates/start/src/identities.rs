@@ -1,4 +1,4 @@
-//! Identities for clones: chosen by the host, and put into effect by the helper inside the clone.
+//! Identities for clones: chosen here on the host, and put into effect by the helper inside the clone.
 
 use identity::{Address, Request};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Identity {
     /// 32 hexadecimal digits.
     pub machine_id: String,
-    /// Its name for itself.
+    /// The host name inside the guest.
     pub hostname: String,
     /// Address of its first network interface.
     pub mac: [u8; 6],
@@ -25,7 +25,7 @@ impl Identity {
     /// A new identity for a clone of this name.
     pub(crate) fn new(name: &str, address: Option<String>) -> Self {
         let mut mac: [u8; 6] = random();
-        // A local address of one station.
+        // A locally administered unicast address.
         mac[0] = mac[0] & 0xfc | 0x02;
         // Further interfaces get the next addresses, so the last byte must leave room.
         mac[5] &= 0x3f;
@@ -37,7 +37,7 @@ impl Identity {
         Self { nonce: uuid(), ..self.clone() }
     }
 
-    /// The request to the helper, as of now.
+    /// The request to the helper, with the present time and a fresh seed.
     pub(crate) fn request(&self) -> Request {
         Request {
             nonce: self.nonce.clone(),

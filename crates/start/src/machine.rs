@@ -1,33 +1,34 @@
 //! QEMU's command line: of the machine that becomes a template, and of its clones.
 //!
-//! Both are lists of words with places for what differs between machines. RAM is a memory file, which QEMU finds as its
-//! standard input.
+//! Both are lists of words with placeholders for what differs between machines. QEMU finds the machine's RAM as a
+//! memory file at its standard input.
 
 use std::path::Path;
 
-/// Place of the machine's directory.
+/// Placeholder for the machine's directory.
 pub const DIR: &str = "{dir}";
-/// Place of the machine's name.
+/// Placeholder for the machine's name.
 pub const NAME: &str = "{name}";
-/// Place of the disk.
+/// Placeholder for the path of the disk.
 pub const DISK: &str = "{disk}";
 
 /// Name of the helper's socket in the machine's directory.
 pub(crate) const IDENTITY: &str = "identity";
-/// The helper's serial line, with an interrupt of its own. By default, the third line has that of the first. QEMU does not add up
-/// devices' requests for one interrupt of the ISA bus: a guest that writes to its console may lose the helper's.
+/// QEMU's option for the helper's serial line, with an interrupt of its own. By default, the third serial line has that
+/// of the first. QEMU does not combine requests of two devices for one interrupt of the ISA bus: when the guest writes
+/// to its console, an interrupt of the helper's line might be lost.
 const HELPER_LINE: &str = "isa-serial,chardev=identity,irq=5";
-/// Name of the machine protocol's socket.
+/// Name of the QMP socket in the machine's directory.
 pub(crate) const QMP: &str = "qmp";
 /// Name that QEMU gives the RAM of machines pc and q35.
 const RAM: &str = "pc.ram";
-/// Options that QEMU needs to boot a kernel, and not to go on from a state. It keeps the contents of these files in its own
-/// memory: 14 MiB a clone, with Debian's cloud kernel.
+/// Options that QEMU needs to boot a kernel, but not to load a saved state. With them, QEMU keeps the contents of these
+/// files in its own memory: 14 MiB a clone, with Debian's cloud kernel.
 const BOOT: [&str; 3] = ["-kernel", "-initrd", "-append"];
 /// ROM that QEMU adds for `-kernel`. It is a part of the device state.
 const BOOT_ROM: &str = "linuxboot_dma.bin";
 
-/// Contents of the places of a command line.
+/// Values for the placeholders of a command line.
 pub(crate) struct Places<'a> {
     pub(crate) dir: &'a Path,
     pub(crate) name: &'a str,
@@ -35,7 +36,8 @@ pub(crate) struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// The command line with everything in its place. QEMU separates options by commas; a doubled one stands for itself.
+    /// The command line with the placeholders replaced. QEMU separates parts of an option by commas; a doubled comma
+    /// stands for itself.
     pub(crate) fn fill(&self, words: &[String]) -> Vec<String> {
         let escaped = |path: &Path| path.to_string_lossy().replace(',', ",,");
         let (dir, disk) = (escaped(self.dir), escaped(self.disk));
@@ -43,21 +45,23 @@ impl Places<'_> {
     }
 }
 
-/// The command line of the machine that becomes a template: with memory that it shares with its file, and the helper's line.
+/// The command line of the machine that becomes a template: with its RAM in the memory file, which QEMU writes through
+/// to (`share=on`), and with the helper's serial line.
 pub(crate) fn to_make(words: &[String], memory_bytes: u64) -> Vec<String> {
     let line = format!("socket,id=identity,server=on,wait=off,path={DIR}/{IDENTITY}");
     let more = ["-chardev", &line, "-device", HELPER_LINE].map(str::to_owned);
     words.iter().cloned().chain(memory_in_file(memory_bytes)).chain(more).collect()
 }
 
-/// Options by which the machine's RAM is the file at standard input. The block has the name that QEMU gives RAM of its own.
+/// Options by which the machine's RAM is the file at standard input. The memory block has the name that QEMU gives to
+/// RAM of its own, so that either can load the other's state.
 pub(crate) fn memory_in_file(memory_bytes: u64) -> [String; 4] {
     let backend = format!("memory-backend-file,id={RAM},size={memory_bytes}B,mem-path=/proc/self/fd/0,share=on");
     ["-object".to_owned(), backend, "-machine".to_owned(), format!("memory-backend={RAM}")]
 }
 
-/// The command line of a clone of that machine, which waits for the device state. Memory and disk are its own from the first
-/// write on.
+/// The command line of a clone of that machine, which waits for the device state. Memory and disk are its own from the
+/// first write on.
 pub(crate) fn to_clone(made: &[String]) -> Vec<String> {
     // A machine that may boot again needs what it boots from.
     let boots_once = made.iter().any(|word| word == "-no-reboot") && made.iter().any(|word| word == BOOT[0]);

@@ -1,4 +1,4 @@
-//! Other ways to start the same guest, for comparison: booting it, and cloning it as stock QEMU does without Pagefold.
+//! Other ways to start a template's guest, for comparison: booting it, and cloning it with stock QEMU.
 
 use crate::ask::Helper;
 use crate::create::Source;
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Interval between two looks: 2 ms.
+/// Interval between two attempts to connect: 2 ms.
 const SOON: Duration = Duration::from_millis(2);
-/// Time after which a guest is asked again: 2 s.
+/// Time without an answer after which a command is sent to the guest again: 2 s.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Longest time that a command inside may take, in seconds.
+/// Longest time that a command inside the guest may take, in seconds.
 const SECONDS: u32 = 60;
 /// Longest time until a guest answers: 300 s.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -43,7 +43,7 @@ impl Drop for Machine {
     }
 }
 
-/// The guest of a template, and the directory that this way's machines have.
+/// The guest of a template, to be started in other ways.
 pub struct Stock<'a> {
     /// The machine that the template was made of.
     pub source: &'a Source,
@@ -63,7 +63,8 @@ impl Stock<'_> {
         Ok(Machine { process, dir })
     }
 
-    /// Boots the guest under this name, until the helper inside has answered. Returns the machine, and the time that it took.
+    /// Boots the guest under this name, until the helper inside has answered. Returns the machine, and the time that it
+    /// took.
     ///
     /// # Errors
     /// It does not come up.
@@ -93,8 +94,9 @@ impl Stock<'_> {
         Ok(begin.elapsed())
     }
 
-    /// Clones the guest as stock QEMU does. It is started as it was booted, and `cat` reads the state. Each step is made for all
-    /// clones in turn. Returns the machines, and the time until a command has run inside each.
+    /// Clones the guest as stock QEMU can. Each QEMU is started with the options by which the guest was booted, and
+    /// loads the device state through `cat`. Each step is done for all clones before the next. Returns the machines,
+    /// and the time until a command has run inside each.
     ///
     /// # Errors
     /// QEMU fails, or a guest does not answer.
@@ -129,7 +131,7 @@ pub fn end_all(dir: &Path) {
     vmm::end_those_below(dir);
 }
 
-/// Calls a guest of the lab's: a command has run inside.
+/// Waits until a command has run inside a guest of the lab.
 ///
 /// # Errors
 /// Nobody answers.
@@ -137,8 +139,8 @@ pub fn call(dir: &Path) -> anyhow::Result<()> {
     run(dir, "true").map(drop)
 }
 
-/// Runs a command of the shell inside a guest of the lab's, by its agent (`crates/lab/recipes/agent.sh`). Returns its output. It is sent
-/// again while nobody answers, so it must be one that can run twice.
+/// Runs a shell command inside a guest of the lab, by the lab's agent there (`crates/lab/recipes/agent.sh`). Returns
+/// its output. The command is sent again while nobody answers, so it must be harmless to run it twice.
 ///
 /// # Errors
 /// Nobody answers.
@@ -172,7 +174,8 @@ pub fn run(dir: &Path, command: &str) -> anyhow::Result<String> {
     bail!("nobody inside answers")
 }
 
-/// The output of a command, if all of the answer to its request is there: `@ID STATUS OUT ERR`, and behind that line `OUT` bytes.
+/// The output of a command, if all of the answer to its request is there: `@ID STATUS OUT ERR`, and behind that line
+/// `OUT` bytes.
 fn output_of(heard: &str, id: &str) -> Option<String> {
     let (header, rest) = heard.split_once(&format!("@{id} "))?.1.split_once('\n')?;
     let bytes = header.split(' ').nth(1)?.trim().parse().ok()?;

@@ -1,10 +1,10 @@
 //! The memory file that all clones of a template map.
 //!
-//! It lies in memory, and is sealed (`F_SEAL_WRITE`, `F_SEAL_SHRINK`, `F_SEAL_GROW`): no process can change it, by whatever
+//! It is a `memfd`, and sealed (`F_SEAL_WRITE`, `F_SEAL_SHRINK`, `F_SEAL_GROW`): no process can change it, through any
 //! descriptor. A clone has it as its standard input, so that QEMU's command line can name it: `/proc/self/fd/0`.
 //!
-//! Where clones are folded, the file is a segment of their group's pool, and the service seals and keeps it (`folding.rs`). No clone that
-//! is not folded maps that one.
+//! If clones are folded, the file is a segment of their group's pool, which the service seals and keeps (`folding.rs`).
+//! Clones that are not folded map another file.
 
 use crate::digest;
 use crate::folding::Folding;
@@ -41,14 +41,14 @@ impl FileId {
     }
 }
 
-/// A memory file that guests can write, of this size.
+/// A new memory file of this size that is not sealed, for a guest that is to become a template.
 pub(crate) fn writable(name: &str, bytes: u64) -> io::Result<File> {
     let file = new_file(&own_name(name), bytes)?;
     fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     Ok(file)
 }
 
-/// Name of a memory file that no service keeps.
+/// Name of the memory file for clones that are not folded.
 fn own_name(name: &str) -> String {
     format!("pagefold.template-{name}")
 }
@@ -87,8 +87,9 @@ pub(crate) fn of(
     Ok(file)
 }
 
-/// The memory of a living clone, by a descriptor of its machine's, or of the process that waits for one. The record says which file that
-/// is: a process that has put another one in its place has nothing to give.
+/// Opens the memory file of a living clone, through a descriptor of its machine, or of the process that waits for its
+/// machine. The file must be sealed, and be the one in the clone's record: a process that has put another file in its
+/// place gets `None`.
 pub(crate) fn borrow(clone: &Record) -> Option<File> {
     let holder = clone.process.or(clone.starter.filter(|_| clone.started_elsewhere));
     let process = holder.filter(host::ProcessId::is_alive)?;
@@ -103,7 +104,7 @@ pub(crate) fn borrow(clone: &Record) -> Option<File> {
     is_it.then_some(file)
 }
 
-/// A template's memory in a memory file of this name, which is not sealed yet.
+/// Loads a template's memory into a new memory file of this name, which is not sealed yet.
 pub(crate) fn load(template: &Template, dir: &Path, name: &str) -> anyhow::Result<File> {
     let path = dir.join("memory");
     let stored = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;

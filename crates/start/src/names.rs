@@ -3,12 +3,12 @@
 use cli::exit::Stop;
 use std::collections::BTreeSet;
 
-/// Longest name, in bytes: with it, a clone's sockets still have room for their paths.
+/// Longest name, in bytes: 48. It leaves room for the paths of a clone's sockets.
 const MOST_BYTES: usize = 48;
-/// Place of a clone's number in the names of a request.
+/// Placeholder for a clone's number in the name pattern of a request.
 const NUMBER: &str = "%d";
 
-/// Checks a name of `what`: it becomes a directory's and a machine's.
+/// Checks a name, which becomes the name of a directory and of a machine. `what` says for the error what is named.
 pub(crate) fn check(what: &str, name: &str) -> anyhow::Result<()> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
     if (1..=MOST_BYTES).contains(&name.len()) && name.chars().all(fine) && !name.starts_with(['.', '-']) {
@@ -19,7 +19,7 @@ pub(crate) fn check(what: &str, name: &str) -> anyhow::Result<()> {
     Err(Stop::Usage(text).into())
 }
 
-/// Names for `count` clones by a pattern, without those that are taken. Numbers begin with 1.
+/// Names for `count` clones by a pattern. Names in `taken` are left out. Numbers begin with 1.
 pub(crate) fn deal(pattern: &str, count: usize, taken: &BTreeSet<String>) -> anyhow::Result<Vec<String>> {
     if !pattern.contains(NUMBER) {
         check("clone", pattern)?;

@@ -1,4 +1,5 @@
-//! Directories: templates, which outlive the host's restart, and clones, which do not.
+//! The directories of templates, which outlive a restart of the host, and of clones, which do not; and helpers for
+//! private directories, locks and files.
 
 use anyhow::Context;
 use cli::exit::Stop;
@@ -56,8 +57,8 @@ pub(crate) fn try_lock(dir: &Path) -> Option<File> {
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
 }
 
-/// Waits for the lock of a directory; dropping the file releases it. A child of this process holds the lock, too, until
-/// it executes its own program. So the next holder sees each process that was started under the lock with its own
+/// Waits for the lock of a directory; dropping the file releases it. A child that this process starts meanwhile holds
+/// the lock, too, until it executes its own program. So the next holder of the lock sees each such process with its own
 /// command line.
 pub(crate) fn lock(dir: &Path) -> anyhow::Result<File> {
     let path = dir.join("lock");
@@ -69,7 +70,7 @@ pub(crate) fn lock(dir: &Path) -> anyhow::Result<File> {
     open().with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let new = path.with_extension("new");
     let put = || {

@@ -5,7 +5,7 @@
 //!                        |  ^        ^
 //!                        |  |        +-- warm: loaded and stopped, waits to be a clone
 //!                        |  +-- rolled back
-//!                        +-- starter gone: the process, if there is one, is ended, and the directory removed
+//!                        +-- starter has died: its machine, if there is one, is ended, and the directory removed
 //!                  running, stopped while it is saved -- saver gone: goes on as soon as anybody looks
 //! ```
 
@@ -22,13 +22,13 @@ use std::path::{Path, PathBuf};
 /// Name of the file in a clone's directory.
 const FILE: &str = "clone.json";
 
-/// How far a clone has come.
+/// The state of a clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Its starter works on it.
+    /// The process that starts it is still at work.
     Starting,
-    /// Loaded, stopped, and without an identity: for a later request.
+    /// Its machine is loaded and stopped, has no identity, and is kept ready for a later request.
     Warm,
     /// The helper inside has answered, and the clone has its identity.
     Running,
@@ -61,7 +61,7 @@ pub struct Record {
     /// Whether another program (libvirt, Proxmox VE, a script) starts the clone's QEMU: see `clones/awaited.rs`.
     #[serde(default)]
     pub started_elsewhere: bool,
-    /// The process that writes it to a file, and has stopped it meanwhile.
+    /// The process that is saving it to a file, and has stopped it for that.
     #[serde(default)]
     pub saver: Option<ProcessId>,
     /// Names and numbers by which it differs from other clones of the template.
@@ -74,14 +74,15 @@ impl Record {
         (&self.group, &self.template, &self.digest) == (&template.group, &template.name, &template.memory.digest)
     }
 
-    /// Whether both clones began with the same memory, and the same service folds them.
+    /// Whether both are clones of one template, and the same service folds them, or none.
     pub(crate) fn is_sibling(&self, other: &Self) -> bool {
         let of =
             |clone: &Self| (clone.service.clone(), clone.group.clone(), clone.template.clone(), clone.digest.clone());
         of(self) == of(other)
     }
 
-    /// The command line of its machine, by `pagefold run` if a service folds it. That executes QEMU in its own process.
+    /// The command line of its machine; if a service folds it, as a command of `pagefold run`, which executes QEMU in
+    /// its own process.
     pub(crate) fn as_member(&self, words: &[String]) -> Vec<String> {
         let Some(service) = &self.service else { return words.to_vec() };
         let (pagefold, service) = (cli::pagefold().to_string_lossy(), service.to_string_lossy());
@@ -89,7 +90,8 @@ impl Record {
         run.map(str::to_owned).into_iter().chain(words.iter().cloned()).collect()
     }
 
-    /// An error if this program cannot start its machine again.
+    /// Fails if somebody else has started the clone's machine, so that this program cannot start it again. `done` says
+    /// for the error what was to be done.
     pub(crate) fn check_own_machine(&self, done: &str) -> anyhow::Result<()> {
         if !self.started_elsewhere {
             return Ok(());

@@ -1,18 +1,18 @@
-//! A template of a guest that runs, and goes on running.
+//! Makes a template of a guest that runs, and goes on running.
 //!
-//! Its memory is its own, so a second QEMU is started, with the same devices and memory in a file. The guest is migrated into
-//! that one while it runs. The migration is never completed:
+//! The guest's memory is in no file, so a second QEMU is started with the same devices, and with its memory in a file.
+//! The guest is migrated into that QEMU while it runs, but the migration is never completed:
 //!
 //! ```text
 //!   guest's QEMU -- stream --> this process -- stream --> second QEMU, which does not go on (-S)
 //!        |                          |                          |
-//!        | <-- waits for an answer, for it keeps nothing otherwise
+//!        | waits until the destination confirms that it has read all
 //!        |                          | <-- all is read ---------|
 //!        | <-- hangs up ------------|                          |--> memory and device state: the template
 //!   goes on, as after each migration that fails
 //! ```
 //!
-//! So the guest goes on by itself, whether this process asks for that, fails, or is killed at any moment.
+//! So QEMU lets the guest go on by itself, whether this process ends as planned, fails, or is killed at any moment.
 
 mod words;
 
@@ -39,11 +39,11 @@ use std::time::{Duration, Instant};
 const COPYING: Duration = Duration::from_secs(600);
 /// Longest time for an answer of the guest's QEMU: 30 s.
 const QMP_TIME: Duration = Duration::from_secs(30);
-/// Names of the sockets for the migration stream: this process's, and the second QEMU's.
+/// Names of the sockets for the migration stream: the one on which this process receives it, and the second QEMU's.
 const RELAY: &str = "relay";
 const INCOMING: &str = "in";
 
-/// A guest that runs.
+/// A running VM of which a template is to be made.
 #[derive(Clone, Debug)]
 pub struct Running {
     /// Its QEMU.
@@ -59,12 +59,12 @@ pub struct Running {
 }
 
 impl Store {
-    /// Makes a template of a guest that runs. The guest stands still for the last part of the copy only, as long as QEMU's
-    /// `downtime-limit` says.
+    /// Makes a template of a guest that runs. The guest stands still for the last part of the copy only, as long as
+    /// QEMU's `downtime-limit` says.
     ///
     /// # Errors
-    /// Its machine cannot be started a second time: it has a disk, for example. Or the copy fails. The guest goes on in any
-    /// case, and nothing is left.
+    /// Its machine cannot be started a second time (it has a disk, for example), or the copy fails. The guest goes on
+    /// in any case, and nothing of the template is left.
     pub fn create_from(&self, group: &str, name: &str, running: &Running) -> anyhow::Result<Template> {
         let words = words::of_running(&running.words, running.memory_bytes)?;
         self.make(group, name, |dir| {
@@ -100,7 +100,7 @@ fn copy(running: &Running, dir: &Path, second: &ProcessId) -> anyhow::Result<()>
     to.execute("migrate-set-capabilities", return_path(true))?;
     to.execute("migrate-incoming", json!({"uri": format!("unix:{}", dir.join(INCOMING).display())}))?;
     let listener = UnixListener::bind(dir.join(RELAY)).context("cannot listen for the guest's memory")?;
-    // The socket may be another process's.
+    // The first connection checks that the socket belongs to the guest's QEMU, and not to another process.
     drop(Qmp::of(running.process.pid, &running.qmp).context("the guest's QEMU does not answer")?);
     let mut from = Qmp::connect(&running.qmp, QMP_TIME).context("the guest's QEMU does not answer")?;
     let before = capability(&from.execute("query-migrate-capabilities", json!({}))?);
@@ -129,7 +129,8 @@ fn capability(all: &Value) -> bool {
     found.is_some_and(|one| one["state"] == true)
 }
 
-/// Passes the stream on until the second QEMU has read all of it, and hangs up.
+/// Passes the migration stream on until the second QEMU has read all of it. Then hangs up, before the guest's QEMU
+/// learns that.
 fn relay(
     listener: &UnixListener,
     dir: &Path,
@@ -153,7 +154,7 @@ fn relay(
     })
 }
 
-/// Waits for the guest's QEMU to connect, as long as for an answer of it.
+/// Waits for the guest's QEMU to connect, for [`QMP_TIME`] at most.
 fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     let mut wanted = [PollFd::new(listener, PollFlags::IN)];
     let time = Timespec::try_from(QMP_TIME).map_err(io::Error::other)?;

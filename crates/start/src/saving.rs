@@ -1,4 +1,4 @@
-//! Waiting until a machine is idle, and writing its device state.
+//! Waits until a machine is idle, and writes its device state.
 
 use crate::vmm;
 use anyhow::bail;
@@ -11,17 +11,20 @@ use std::time::{Duration, Instant};
 
 /// Interval over which the use of processors is measured: 500 ms.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Largest share of a processor that an idle machine uses: 8%. A guest's timer takes 1 to 3% under emulation.
+/// Largest share of one processor that a machine may use and count as idle: 8%. A guest's timer takes 1 to 3% under
+/// emulation.
 const IDLE_SHARE: f64 = 0.08;
 /// Intervals in a row in which a machine must be idle: 3.
 const INTERVALS: u32 = 3;
 /// Longest wait for a machine to be idle: 60 s.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bound on the speed at which the state is written, in bytes a second. QEMU's own is lower than a disk's speed.
+/// Limit that QEMU is given for the speed at which it writes the state, in bytes a second. Its own default is lower
+/// than a disk's speed.
 const BANDWIDTH: u64 = 1 << 40;
 
-/// Waits until a machine is idle, or the time for that is over: what it does then is in its state.
+/// Waits until a machine is idle, for 60 s at most. A machine that is still busy then is saved in the middle of its
+/// work.
 pub(crate) fn wait_idle(process: &ProcessId) {
     let ticks = || process.stat().map_or(0, |stat| stat.cpu_ticks);
     let (begin, mut quiet) = (Instant::now(), 0);
@@ -33,8 +36,8 @@ pub(crate) fn wait_idle(process: &ProcessId) {
     }
 }
 
-/// Stops a machine whose memory is shared with its file, and writes everything else to a file. Memory and disk do not change
-/// any more.
+/// Stops a machine whose memory is shared with its file, and writes all other state to the file `to`. The machine stays
+/// stopped, so memory and disk do not change any more.
 pub(crate) fn write_state(qmp: &mut Qmp, to: &Path, deadline: Instant) -> anyhow::Result<()> {
     qmp.execute("stop", json!({}))?;
     vmm::leave_out_memory(qmp, true)?;

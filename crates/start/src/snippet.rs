@@ -1,4 +1,5 @@
-//! Scripts by which somebody else starts the machine of a clone: a plain command line, libvirt, Proxmox VE.
+//! Writes scripts by which somebody else can start the machine of a clone: by a plain command line, libvirt, or Proxmox
+//! VE.
 //!
 //! Each script contains the template's command line, and starts a process that holds the memory ([`Clones::wait_for`])
 //! before QEMU is started. The memory is a link to a sealed memory file, by a descriptor of the process that waits:
@@ -18,7 +19,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The one who starts a clone's machine.
+/// Who starts a clone's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
     /// A person, or a script.
@@ -58,7 +59,7 @@ struct Script<'a> {
     waits: String,
     /// `pagefold run ... -- `, if a service folds the clone.
     run: String,
-    /// Whether the memory is there.
+    /// A shell test that is true once the memory can be opened.
     ready: String,
     memory_bytes: u64,
     words: Vec<String>,
@@ -176,7 +177,7 @@ wait $!
         let mut arguments = String::new();
         let mut rest = words[1..].iter();
         while let Some(word) = rest.next() {
-            // libvirt names it.
+            // libvirt gives the machine a name by itself.
             if word == "-name" {
                 rest.next();
                 continue;
@@ -253,13 +254,13 @@ fn exports() -> String {
     ["PAGEFOLD_TEMPLATES", "PAGEFOLD_CLONES"].into_iter().filter_map(line).collect()
 }
 
-/// A word of the shell.
+/// A text as one word of the shell, quoted if necessary.
 fn shell(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-=,:+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { quoted(Path::new(word)) }
 }
 
-/// A value of XML.
+/// A text as a value in XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
 }

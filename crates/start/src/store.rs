@@ -1,8 +1,8 @@
 //! The directory of templates: `DIR/GROUP/NAME/`, each with `template.json`, `memory`, `device` and perhaps `disk`.
 //!
-//! A template is made in `.NAME.making`, under the lock of its group, and renamed when it is complete. So everything
-//! that an interrupted `create` leaves has that name, and the next `create` removes it. A template whose removal waits
-//! for its clones has a file `unwanted`. No further clone is made of it, and it is removed after the last clone.
+//! A template is made in `.NAME.making`, under the lock of its group, and renamed when it is complete. If `create` is
+//! interrupted, that directory stays, and the next `create` removes it. A template that is to be removed when its
+//! clones have ended has a file `unwanted`: no further clone is made of it.
 
 use crate::clones::Clones;
 use crate::names;
@@ -14,12 +14,12 @@ use cli::exit::Stop;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Name of the file that marks a template whose removal waits.
+/// Name of the file that marks a template which is to be removed when its clones have ended.
 const UNWANTED: &str = "unwanted";
 /// End of the names of templates that are being made.
 const MAKING: &str = ".making";
 
-/// A directory of templates.
+/// The directory of templates.
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
@@ -76,7 +76,7 @@ impl Store {
         .into())
     }
 
-    /// The only template of this name, whatever its group.
+    /// The only template of this name, in any group.
     ///
     /// # Errors
     /// There is none, or several groups have one.
@@ -124,10 +124,11 @@ impl Store {
         made
     }
 
-    /// Removes a template; if clones live, only marks it, so that it goes after them. True if it is gone.
+    /// Removes a template, and returns true. If clones of it live and `when_unused` is set, it is only marked, to be
+    /// removed after them, and false is returned.
     ///
     /// # Errors
-    /// Clones of it live and `when_unused` is not meant, or it cannot be removed.
+    /// Clones of it live and `when_unused` is not set, or it cannot be removed.
     pub fn remove(&self, template: &Template, clones: &Clones, when_unused: bool) -> anyhow::Result<bool> {
         let dir = self.dir_of(&template.group, &template.name);
         let _lock = lock(&self.dir.join(&template.group))?;
@@ -146,7 +147,7 @@ impl Store {
         Ok(false)
     }
 
-    /// Removes what interrupted commands have left, and templates that are unwanted and have no clones.
+    /// Removes unfinished templates of interrupted commands, and marked templates that have no clones any more.
     ///
     /// # Errors
     /// One cannot be removed.
@@ -166,7 +167,7 @@ impl Store {
     }
 }
 
-/// Under the lock of a group: removes templates that were begun, and ends their machines.
+/// Removes unfinished templates of a group, and ends their machines. The caller holds the group's lock.
 fn remove_unfinished(group: &Path) -> anyhow::Result<()> {
     for dir in all_entries(group)?.into_iter().filter(|dir| dir.to_string_lossy().ends_with(MAKING)) {
         crate::vmm::end_those_of(&dir);
@@ -175,12 +176,12 @@ fn remove_unfinished(group: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a template's removal waits for its clones.
+/// Whether a template is marked to be removed when its clones have ended.
 pub(crate) fn is_unwanted(dir: &Path) -> bool {
     dir.join(UNWANTED).exists()
 }
 
-/// Some of many names.
+/// The first five of some names, as one text.
 fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let mut text = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");

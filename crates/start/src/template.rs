@@ -53,11 +53,11 @@ pub struct Vmm {
 pub struct Part {
     /// Its size.
     pub bytes: u64,
-    /// Bytes of it in pages that are not zero.
+    /// Bytes of those of its pages that are not zero.
     pub stored_bytes: u64,
     /// Digest of its content.
     pub digest: String,
-    /// The file when it was made.
+    /// Size, inode and time of change of the file when it was made.
     pub file: Stamp,
 }
 
@@ -84,7 +84,7 @@ impl Part {
         Ok(Self { bytes, stored_bytes, digest, file: Stamp::of(path)? })
     }
 
-    /// Reads the whole file, and compares it with what it was.
+    /// Reads the whole file, and fails if its size or content differs from what it was.
     fn verify(&self, path: &Path) -> anyhow::Result<()> {
         let found = File::open(path).and_then(|file| digest::read(&file, |_, _| Ok(())));
         let found = found.with_context(|| format!("cannot read {}", path.display()))?;
@@ -99,7 +99,7 @@ impl Part {
 }
 
 impl Vmm {
-    /// The version of a program.
+    /// The version of a program, by its `--version`.
     pub(crate) fn of(program: &Path) -> anyhow::Result<Self> {
         let ran = Command::new(program).arg("--version").output();
         let ran = ran.with_context(|| format!("cannot run {}", program.display()))?;
@@ -136,7 +136,7 @@ impl Template {
         Ok(template)
     }
 
-    /// All bytes that it takes on the disk.
+    /// All bytes that the template takes on the disk.
     pub fn stored_bytes(&self) -> u64 {
         self.memory.stored_bytes + self.device.stored_bytes + self.disk.as_ref().map_or(0, |disk| disk.stored_bytes)
     }
@@ -147,10 +147,10 @@ impl Template {
         format!("no clone is made of it; remove it (pagefold template remove {name} --group {group}), and make it anew")
     }
 
-    /// Compares all its files with what they were.
+    /// Fails if the content of one of its files has changed since it was made.
     ///
     /// # Errors
-    /// One is missing, or is another.
+    /// A file is missing, or its content has changed.
     pub fn verify(&self, dir: &Path) -> anyhow::Result<()> {
         let parts = [("memory", Some(&self.memory)), ("device", Some(&self.device)), ("disk", self.disk.as_ref())];
         let mut parts = parts.into_iter().filter_map(|(name, part)| Some((name, part?)));
@@ -173,7 +173,7 @@ impl Template {
         if Stamp::of(&path)? == disk.file { Ok(()) } else { disk.verify(&path).with_context(|| self.remedy()) }
     }
 
-    /// The device state, as it was made.
+    /// Reads the device state. An error if it is not the one that was made.
     pub(crate) fn device(&self, dir: &Path) -> anyhow::Result<Vec<u8>> {
         let path = dir.join("device");
         let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;

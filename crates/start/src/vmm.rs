@@ -1,4 +1,4 @@
-//! QEMU's process: started, talked to, ended.
+//! Starts QEMU's processes, connects to them, and ends them.
 
 use crate::machine::{Places, QMP};
 use anyhow::{Context, bail};
@@ -12,18 +12,18 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Bytes of a unix socket's path at most, without the final zero byte.
+/// Longest path of a unix socket, in bytes, without the final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
 /// Longest time for an answer of QEMU's: 30 s.
 const QMP_TIME: Duration = Duration::from_secs(30);
-/// Interval between two looks at something that takes milliseconds: 1 ms.
+/// Interval between two checks of something that takes milliseconds: 1 ms.
 const SOON: Duration = Duration::from_millis(1);
 /// Longest time until a killed process is gone: 10 s.
 const END_TIME: Duration = Duration::from_secs(10);
 /// Lines of a log that an error quotes.
 const LAST_LINES: usize = 10;
 
-/// Starts a machine. Its standard input is its memory, if that is a file, and it goes on when this process ends.
+/// Starts a machine, which lives on when this process ends. Its standard input is the file `memory`, if that is given.
 pub(crate) fn start(words: &[String], places: &Places, memory: Option<&File>) -> anyhow::Result<ProcessId> {
     let socket = places.dir.join("identity");
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
@@ -57,7 +57,7 @@ pub(crate) fn connect(dir: &Path, process: &ProcessId, deadline: Instant) -> any
     }
 }
 
-/// Waits until QEMU's answer to a question is what `is_done` wants.
+/// Asks QEMU `question` again and again, until `is_done` returns true for the `status` in its answer.
 pub(crate) fn wait_for(
     qmp: &mut Qmp,
     question: &str,
@@ -116,7 +116,7 @@ pub(crate) fn end_those_below(dir: &Path) {
     end_those_with(dir, "");
 }
 
-/// Ends every machine whose command line names a socket with this beginning of a path in a directory.
+/// Ends every process whose command line names a socket in directory `dir` with a path that begins with `beginning`.
 fn end_those_with(dir: &Path, beginning: &str) {
     let Ok(dir) = fs::canonicalize(dir) else { return };
     let socket = format!("path={}/{beginning}", dir.display()).replace(',', ",,");

@@ -1,22 +1,22 @@
 //! oVirt's Memory Overcommitment Manager: its balloon rules, as vdsm ships them.
 //!
-//! A host with less than 20% free shrinks every guest by 5% a round, down to what the guest uses and some free memory. That
-//! free memory falls with the host's, and below 5% it is negative: guests are meant to swap. Other hosts let every guest
-//! grow. The rules average over ten samples, which is the caller's part.
+//! A host with less than 20% free shrinks every guest by 5% a round, down to what the guest uses and some free memory.
+//! That free memory falls with the host's, and below 5% it is negative: guests are meant to swap. Other hosts let every
+//! guest grow. The rules average over ten samples, which is the caller's part.
 
 use super::wishes;
 use crate::facts::{Facts, GuestFacts};
 use crate::policy::{Policy, Wish};
 
-/// Part of the host's memory that is free, below which guests shrink.
+/// Free part of the host's memory below which guests shrink.
 const PRESSURE: f64 = 0.20;
-/// Part of the host's memory that is free, up to which guests are made to swap.
+/// Free part of the host's memory at or below which guests are made to swap.
 const CRITICAL: f64 = 0.05;
-/// Part of its memory that a guest has free if the host has plenty.
+/// Free part of a guest's memory that a guest keeps if the host has plenty.
 const GUEST_FREE: f64 = 0.20;
 /// Largest change of a balloon in a round, as a part of its size.
 const MOST_CHANGE: f64 = 0.05;
-/// Change of a balloon that is left out, as a part of its size.
+/// Change of a guest's size up to which no change is made, as a part of the size.
 const LEAST_CHANGE: f64 = 0.0025;
 
 /// MOM's rules: every 10 s, all guests alike.
@@ -37,13 +37,14 @@ impl Policy for Mom {
     }
 }
 
-/// The size, if it differs enough from the present one.
+/// The new size; `None` if it differs too little from the present one.
 fn changed(guest: &GuestFacts, size: Option<f64>) -> Option<u64> {
     let now = guest.actual_bytes as f64;
     size.filter(|size| (size - now).abs() > LEAST_CHANGE * now).map(|size| size as u64)
 }
 
-/// The smallest size at which this part of a guest's memory is free. `None`: it has told no statistics.
+/// The smallest size that leaves a guest `free_part` of its present size free beside the memory that it uses; its
+/// guarantee at least. `None`: it has sent no statistics.
 fn least(guest: &GuestFacts, free_part: f64) -> Option<f64> {
     let used = guest.actual_bytes as f64 - guest.claims?.free_bytes as f64;
     Some((used + free_part * guest.actual_bytes as f64).max(guest.guaranteed_bytes as f64))

@@ -69,7 +69,7 @@ fn vm(guest: &crate::GuestFacts) -> Vm {
     Vm { least: signed(guest.guaranteed_bytes), now: signed(guest.actual_bytes), most: signed(guest.ram_bytes) }
 }
 
-/// Deals bytes out among these guests in rounds, until nothing changes any more. Returns what is left.
+/// Shares `bytes` out among these guests in rounds, until nothing changes any more. Returns what is left.
 fn deal_out(vms: &[Vm], numbers: &[usize], bytes: i64, sizes: &mut Sizes) -> i64 {
     let (mut left, mut done) = (bytes, BTreeSet::new());
     loop {

@@ -1,4 +1,4 @@
-//! Vectors worked out by hand from the original rules. Sizes are in MiB.
+//! Expected sizes that were worked out by hand from the original rules. Sizes are in MiB.
 
 use super::{Mom, Proxmox, Squeezed};
 use crate::facts::{Claims, Facts, GuestFacts, HostFacts};
@@ -92,7 +92,7 @@ fn proxmox_does_as_its_rules_say() {
     }
 }
 
-/// Surplus: available, and what is above the minimum, less the floor.
+/// The surplus is the available memory, and all that guests have above their minimum, less the floor.
 #[test]
 fn squeezed_does_as_its_rules_say() {
     let two = |available, floor, vms: [Vm; 2]| sizes(&Squeezed, (1000, available, floor), &vms);

@@ -19,7 +19,7 @@ impl Policy for Entitlement {
     }
 }
 
-/// Loans: to each its own first, scaled down if that is too much, then equal parts of the rest.
+/// Loans: to each guest its `own` bytes first, scaled down if that is too much, then equal parts of what is left.
 pub(super) fn own_and_equal(lendable: u64, weighted: &[(u64, u64)], own: impl Fn(usize) -> u64) -> Vec<u64> {
     let owns: Vec<(u64, u64)> = weighted
         .iter()

@@ -1,4 +1,5 @@
-//! The savings of a group stay in it: Kim, Kim and Lee, "Group-Based Memory Deduplication for Virtualized Clouds" (2011).
+//! The savings of a group stay in it: Kim, Kim and Lee, "Group-Based Memory Deduplication for Virtualized Clouds"
+//! (2011).
 
 use super::{Policy, Wish, weighted, wishes};
 use crate::facts::Facts;

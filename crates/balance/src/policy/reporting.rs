@@ -1,4 +1,4 @@
-//! Balloons stay empty: guests report free pages by themselves.
+//! For guests that report free pages to the host by themselves: their balloons stay empty.
 
 use super::{Policy, Wish, weighted, wishes};
 use crate::facts::Facts;
@@ -6,8 +6,8 @@ use crate::ladder::Rung;
 use crate::reserve::Budget;
 use crate::share_out::share_out;
 
-/// A guest that reports free pages has all its RAM. Its host takes what it frees, and it waits for no balloon when it writes again.
-/// Others get equal parts of what can be lent.
+/// A guest that reports free pages has all its RAM. Its host takes what it frees, and it waits for no balloon when it
+/// writes again. Others get equal parts of what can be lent.
 pub struct Reporting;
 
 impl Policy for Reporting {
@@ -30,8 +30,9 @@ impl Policy for Reporting {
     }
 }
 
-/// Bytes that balloons keep from guests that report free pages, if this policy is the better one. The host has so much to spare
-/// then, and is not short of memory. So those balloons free nothing that guests would not report, and have guests wait.
+/// Bytes that balloons keep from guests that report free pages, if this policy would be the better one: the host can
+/// spare those bytes, and is not short of memory. Then these balloons free only what the guests would report anyway,
+/// and delay the guests when they need memory. Otherwise `None`.
 pub fn better_by_bytes(facts: &Facts) -> Option<u64> {
     let reporting = facts.guests.iter().filter(|guest| guest.can_balloon() && guest.reports_free_pages);
     let kept =

@@ -1,11 +1,12 @@
-//! The next MiB goes to the guest in which it spares most faults.
+//! Each further MiB goes to the guest whose rate of page faults falls most by it.
 //!
-//! A guest has a curve: faults a second by size. Measured points are joined by lines. Beyond them faults are taken to fall
-//! as 1/size, the least that is known of any cache. Below the memory that a guest needs to run at all, each page that it
-//! lacks counts as a fault every second.
+//! A guest has a curve: page faults a second by its size. Measured points are joined by lines. Beyond them, the rate is
+//! assumed to fall as 1/size, which is slower than in any known cache. Below the memory that a guest needs to run at
+//! all, each missing page counts as a fault every second.
 //!
-//! Memory is dealt out in chunks from the guarantees up. A guest's present loan counts for a quarter more: memory moves
-//! only for a clear gain. Chunks that spare nobody a fault stay where they are.
+//! Memory is given out in chunks, above the guaranteed sizes. Memory that a guest has already counts a quarter more for
+//! it than for others, so that memory moves only for a clear gain. Chunks that spare nobody a fault stay where they
+//! are.
 
 use super::{Policy, Wish, weighted, wishes};
 use crate::facts::{Facts, GuestFacts};
@@ -15,12 +16,12 @@ use crate::share_out::share_out;
 const CHUNKS: u64 = 256;
 /// Smallest chunk: 1 MiB.
 const LEAST_CHUNK: u64 = 1 << 20;
-/// Worth of memory that a guest has already, against the same worth elsewhere: 5/4.
+/// Factor for the worth of memory to the guest that has it already: 5/4.
 const HELD: f64 = 1.25;
 /// Fewest faults a second that a chunk must spare: 0.1.
 const LEAST_GAIN: f64 = 0.1;
 
-/// Each chunk goes to the guest whose curve falls most there.
+/// Each chunk goes to the guest whose rate of page faults falls most by it.
 pub struct WorkingSet;
 
 impl Policy for WorkingSet {
@@ -47,7 +48,7 @@ impl Policy for WorkingSet {
     }
 }
 
-/// Leaves memory that is of no use elsewhere with the guests that have it.
+/// Leaves memory that spares nobody a fault (`left` bytes) with the guests that have it.
 fn keep(facts: &Facts, all: &[(u64, u64)], loans: &mut [u64], left: u64) {
     let more = facts.guests.iter().zip(all).zip(&*loans).map(|((guest, (weight, cap)), loan)| {
         let had = guest.loan_bytes().min(*cap).saturating_sub(*loan);
@@ -57,7 +58,8 @@ fn keep(facts: &Facts, all: &[(u64, u64)], loans: &mut [u64], left: u64) {
     loans.iter_mut().zip(shares).for_each(|(loan, share)| *loan = loan.saturating_add(share));
 }
 
-/// Faults a second that the next chunk spares a guest with this loan, weighed by whether it has the chunk already.
+/// Faults a second that the next chunk spares a guest with this loan. A chunk that the guest has already counts a
+/// quarter more.
 fn worth(guest: &GuestFacts, loan: u64, chunk: u64) -> f64 {
     let size = guest.guaranteed_bytes.saturating_add(loan);
     let gain = faults_at(guest, size) - faults_at(guest, size.saturating_add(chunk));
@@ -75,7 +77,7 @@ fn faults_at(guest: &GuestFacts, size: u64) -> f64 {
     lacking + on_curve(&points, size)
 }
 
-/// The same points without a rise: a larger guest never faults more for its size.
+/// The same points without any rise: a guest does not have more faults because it is larger.
 fn falling(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     let mut least = f64::INFINITY;
     let down = |(size, rate): &(u64, f64)| {
@@ -85,7 +87,7 @@ fn falling(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     points.iter().map(down).collect()
 }
 
-/// The rate at a size by points in ascending order of sizes.
+/// The rate of page faults at a size, by points in ascending order of sizes. Between points it is interpolated.
 fn on_curve(points: &[(u64, f64)], size: u64) -> f64 {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return 0.0 };
     let beyond = |point: &(u64, f64)| point.1 * point.0 as f64 / size.max(4096) as f64;

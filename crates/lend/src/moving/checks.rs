@@ -4,7 +4,7 @@ use anyhow::bail;
 use guest::Qmp;
 use serde_json::{Value, json};
 
-/// Checks a VM that runs.
+/// Fails if a running VM cannot be moved: QEMU refuses, or the VM may write a disk that the hosts do not share.
 pub(super) fn check(qmp: &mut Qmp, shared_disks: bool) -> anyhow::Result<()> {
     let migration = super::migration(qmp)?;
     if let Some(reason) = migration["blocked-reasons"].as_array().and_then(|all| all.first()) {
@@ -20,7 +20,7 @@ pub(super) fn check(qmp: &mut Qmp, shared_disks: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A disk that the guest may write.
+/// A disk that the guest may write; `None` if there is none.
 fn own_disk(disks: &Value) -> Option<String> {
     let all = disks.as_array().into_iter().flatten().map(|disk| &disk["inserted"]);
     let written =

@@ -1,4 +1,4 @@
-//! Following a migration to its end. The rules stand in [`super`].
+//! Follows a migration to its end, by the rules in [`super`].
 
 use super::note::Note;
 use super::{LOOK, Moved, Progress, Wanted, migration, status};
@@ -8,15 +8,16 @@ use guest::Qmp;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Factor of the patience, for a source that was lost in the switch: 10, by default 5 minutes. The kernel gives a connection up after 15.
+/// Multiple of [`Wanted::give_up`] without an answer after which a guest counts as lost in the switch: 10, by default 5
+/// minutes. The kernel gives a TCP connection up after 15.
 const LOST_AFTER: u32 = 10;
-/// Longest time until a guest that stays runs again: 30 s.
+/// Longest wait until a guest whose migration has failed or was cancelled runs again: 30 s.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 /// Longest time from `migrate_cancel` to the end of the migration: 60 s.
 const CANCEL_WITHIN: Duration = Duration::from_secs(60);
-/// Reason for which a guest stays whose mover was killed while it cancelled.
+/// Reason for which a guest stays if the command that moved it was killed while it cancelled the migration.
 const KILLED: &str = "the command that moved it was killed while it cancelled";
-/// States of a guest after the switch has begun.
+/// States of QEMU (`query-status`) after the switch has begun.
 const IN_SWITCH: [&str; 2] = ["finish-migrate", "postmigrate"];
 
 /// A migration that is under way.
@@ -24,12 +25,12 @@ pub(super) struct Follow<'a> {
     target: &'a Target,
     wanted: &'a Wanted,
     note: &'a mut Note,
-    /// The last sign of progress, and its time.
+    /// The figures of the migration that showed progress last, and the time of that.
     sign: Value,
     since: Instant,
-    /// Its begin, as this process has seen it.
+    /// When this process began to follow the migration.
     began: Instant,
-    /// Its state at the last look.
+    /// The migration's state at the last look.
     progress: Progress,
     /// Whether this process, or one that was killed, has paused the guest, so as to cancel.
     is_paused_by_us: bool,
@@ -37,7 +38,7 @@ pub(super) struct Follow<'a> {
     cancelled: Option<Instant>,
 }
 
-/// How a migration has ended.
+/// Where the guest is when its migration has ended: at the destination, or here for a reason.
 enum End {
     There(Moved),
     Here(String),
@@ -69,7 +70,8 @@ impl<'a> Follow<'a> {
         }
     }
 
-    /// Cancels the migration, or gives up: then the error says where the guest may be.
+    /// Cancels the migration. An error if it does not end, or if QEMU does not answer for too long: it then says where
+    /// the guest may be.
     fn have_it_stay(&mut self, guest: &str, reason: &str) -> anyhow::Result<()> {
         match self.cancel() {
             Ok(()) if self.cancelled.get_or_insert_with(Instant::now).elapsed() > CANCEL_WITHIN => bail!(
@@ -83,7 +85,8 @@ impl<'a> Follow<'a> {
         }
     }
 
-    /// The result of a migration that has ended, and was to be cancelled for a reason or not.
+    /// The result of a migration that has ended. `why_not` is the reason for which this process tried to cancel it, if
+    /// it did.
     fn judge(&self, end: End, why_not: Option<String>) -> anyhow::Result<Moved> {
         let guest = cli::printable(&self.target.guest);
         match end {
@@ -121,7 +124,7 @@ impl<'a> Follow<'a> {
         }
     }
 
-    /// Why the guest should stay, if it should.
+    /// The reason to cancel the migration now; `None` if there is none.
     fn reason_to_stay(&self) -> Option<String> {
         if host::interrupted().is_some() {
             return Some("this command was interrupted".to_owned());
@@ -133,7 +136,7 @@ impl<'a> Follow<'a> {
         if silent > self.wanted.give_up {
             return Some(format!("nothing was sent for {} s", silent.as_secs()));
         }
-        // The time of a migration that another process began counts from its begin.
+        // If another process began the migration, its time counts from that beginning, as QEMU tells it.
         let taken = self.began.elapsed().max(Duration::from_secs_f64(self.progress.seconds));
         (taken > self.wanted.within).then(|| self.progress.too_late(taken))
     }
@@ -143,7 +146,7 @@ impl<'a> Follow<'a> {
         let mut qmp = self.qmp()?;
         if status(&mut qmp)? == "running" {
             self.note.tell_pause()?;
-            // QEMU may have stopped the guest without an answer.
+            // QEMU may stop the guest, and its answer be lost.
             self.is_paused_by_us = true;
             qmp.execute("stop", json!({}))?;
         }

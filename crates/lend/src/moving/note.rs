@@ -1,7 +1,7 @@
-//! The note of a migration under way, for the next command where this one is killed.
+//! The note of a migration under way, by which the next command can follow the migration if this command is killed.
 //!
-//! `DIR/moving/PID-TICKS` has the destination and QEMU's former settings. The process that follows the migration holds the file's lock, and
-//! the kernel releases the lock with that process. The file is removed when the migration is over.
+//! `DIR/moving/PID-TICKS` has the destination and QEMU's former settings. The process that follows the migration holds
+//! the file's lock, and the kernel releases the lock with that process. The file is removed when the migration is over.
 
 use super::settings::Settings;
 use anyhow::{Context, bail};
@@ -81,7 +81,7 @@ impl Note {
         Ok(())
     }
 
-    /// Notes that the guest is about to be paused.
+    /// Adds to the note that the guest is about to be paused, to cancel the migration.
     pub(super) fn tell_pause(&mut self) -> anyhow::Result<()> {
         let told = self.told.clone().context("a note that was not written")?;
         self.tell(Told { pauses: true, ..told })

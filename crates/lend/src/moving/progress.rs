@@ -1,10 +1,10 @@
-//! A migration on its way, as QEMU tells it.
+//! The progress of a migration, as QEMU tells it.
 
 use cli::size::bytes;
 use serde_json::Value;
 use std::time::Duration;
 
-/// A migration at one look.
+/// The state of a migration at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Time since its begin, in seconds.
@@ -13,14 +13,14 @@ pub struct Progress {
     pub sent_bytes: u64,
     /// Bytes of RAM that are to be sent, by QEMU's last count.
     pub left_bytes: u64,
-    /// Number of QEMU's counts of written pages: each begins a pass over them.
+    /// Number of QEMU's passes over the memory. Each begins with a count of the pages that the guest has written.
     pub passes: u64,
     /// Bytes a second of RAM that the guest wrote between the last two counts. A page counts once.
     pub written_bytes_per_s: u64,
 }
 
 impl Progress {
-    /// The answer to `query-migrate`.
+    /// The state by QEMU's answer to `query-migrate`.
     pub(super) fn of(found: &Value) -> Self {
         let ram = |name: &str| found["ram"][name].as_u64().unwrap_or(0);
         let ms = found["total-time"].as_u64().unwrap_or(0);
@@ -45,7 +45,7 @@ impl Progress {
         format!("pass {}, {sent} sent ({pace} a second), {left} left, the guest writes {written} a second", self.passes)
     }
 
-    /// Why a guest stays that has not arrived in time, and the remedies.
+    /// Why a guest stays whose migration took longer than allowed, and what can be done.
     pub(super) fn too_late(&self, taken: Duration) -> String {
         format!(
             "it had not arrived after {} s ({}). Move it when it writes less, with more --bandwidth on a faster link, or with a longer \

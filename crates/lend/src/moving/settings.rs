@@ -6,18 +6,19 @@ use guest::Qmp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Capabilities with which memory goes another way, or a guest that stays stands still.
+/// Migration capabilities that are switched off: with these, memory would be sent in another way, or a guest that stays
+/// would stand still.
 const OFF: [&str; 6] =
     ["postcopy-ram", "multifd", "x-ignore-shared", "background-snapshot", "pause-before-switchover", "x-colo"];
-/// The capability by which the source waits for the destination's word.
+/// The capability by which the source waits until the destination confirms that it has read all.
 const RETURN_PATH: &str = "return-path";
 
-/// QEMU's settings at one time: those that a migration changes.
+/// Those of QEMU's settings that a migration changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
     /// Capabilities that this QEMU knows, as `migrate-set-capabilities` takes them.
     capabilities: Vec<Value>,
-    /// Bound of the stream, in bytes a second; 0: none.
+    /// Highest bandwidth of the stream, in bytes a second; 0: no limit.
     bandwidth: Option<u64>,
 }
 
@@ -36,7 +37,7 @@ impl Settings {
         Ok(Self { capabilities, bandwidth })
     }
 
-    /// Makes the settings for a migration.
+    /// Sets QEMU's settings as the migration needs them.
     pub(super) fn change(&self, qmp: &mut Qmp, wanted: &Wanted) -> anyhow::Result<()> {
         let name = |one: &Value| one["capability"].clone();
         let set: Vec<Value> = self

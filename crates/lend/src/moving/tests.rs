@@ -30,7 +30,7 @@ fn told(pauses: bool) -> Told {
     Told { to: "tcp:h:1".into(), before, pauses }
 }
 
-/// The answer to the command that moves a guest, after one with this note was killed.
+/// The result of the command that moves a guest to `to`, after another such command was killed and has left `note`.
 fn told_again(qemu: &FakeQemu, dir: &Path, to: &str, note: Option<Told>) -> Result<Option<Moved>, String> {
     let movable = Movable::of(&qemu.guest).unwrap();
     if let Some(told) = note {

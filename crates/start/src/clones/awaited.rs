@@ -1,5 +1,5 @@
-//! A clone whose machine somebody else starts: a person, libvirt, Proxmox VE. This process holds the template's memory,
-//! waits for that machine, gives it an identity of its own, and lets it run.
+//! A clone whose machine is started by somebody else: a person, libvirt, Proxmox VE. This process keeps the template's
+//! memory open, waits for the machine, gives it an identity of its own, and lets it run.
 //!
 //! ```text
 //!   name taken -> NAME/memory: a link to this process's descriptor of the sealed memory       snippet.rs: who starts QEMU with it
@@ -8,7 +8,8 @@
 //!     -> anything else: it is ended, and an error
 //! ```
 //!
-//! The kernel lets a process follow the link that may look at this one: of the same user, and with at least its capabilities.
+//! The link leads through `/proc/PID/fd` of this process. The kernel lets a process follow it that may trace this one:
+//! one of the same user, with at least the same capabilities.
 
 use super::job::{Job, Slot};
 use super::{Cloned, Clones, Wanted};
@@ -26,11 +27,11 @@ use std::time::{Duration, Instant};
 
 /// Name of the link to the memory, in the clone's directory.
 pub(crate) const MEMORY: &str = "memory";
-/// File name of the library that the agent of a program is.
+/// File name of the library with the agent that `pagefold run` loads into a program.
 const AGENT: &str = "libpagefold.so";
-/// Interval between two looks for a machine: 20 ms.
+/// Interval between two attempts to connect to the machine's QMP socket: 20 ms.
 const LOOK: Duration = Duration::from_millis(20);
-/// Longest time for a process that listens to answer: 5 s.
+/// Longest time that an attempt to connect may take: 5 s.
 const ANSWER: Duration = Duration::from_secs(5);
 
 impl Clones {
@@ -53,7 +54,7 @@ impl Clones {
 }
 
 impl Job<'_> {
-    /// Waits for the machine of a clone, and hands it out.
+    /// Waits until somebody has started the machine of a clone, and hands the clone out.
     fn meet(&self, slot: &mut Slot) -> anyhow::Result<Cloned> {
         let link = slot.dir.join(MEMORY);
         let held = format!("/proc/{}/fd/{}", std::process::id(), self.memory.as_raw_fd());
@@ -80,7 +81,8 @@ impl Job<'_> {
         self.hand().out(slot, qmp, begin)
     }
 
-    /// Whether a machine begins with the template's memory, and keeps what it writes to itself.
+    /// Checks that a machine maps the template's memory privately, so that its writes stay its own; and, if clones are
+    /// folded, that it has an agent.
     fn check_machine(&self, process: &ProcessId) -> anyhow::Result<()> {
         let (file, pid) = (memory::id_of(self.memory)?, process.pid);
         let mappings = Mapping::list(pid).with_context(|| format!("cannot look at process {pid}"))?;

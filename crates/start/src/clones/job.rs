@@ -1,5 +1,5 @@
-//! Making the clones of one request, a few at a time: as many as two for each processor. If more were made at once,
-//! each would be slower, and none would be ready sooner.
+//! Makes the clones of one request, a few at a time: at most two for each processor. If more were made at once, each
+//! would be slower, and none would be ready sooner.
 
 use super::{Cloned, Clones, Wanted, shown};
 use crate::ask::Helper;
@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 const EACH_PROCESSOR: usize = 2;
 /// Name of the socket through which QEMU gets the device state.
 const STATE_SOCKET: &str = "state";
-/// Interval between two looks for an interruption: 20 ms.
+/// Interval in which this process checks whether it was interrupted: 20 ms.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A clone that is to be made. If a loaded machine waits for it, the record names that machine.
+/// A clone that is to be made. If a machine was kept ready for it, the record names that machine's process.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) record: Record,
@@ -96,7 +96,7 @@ impl Job<'_> {
         self.hand().out(slot, qmp, begin)
     }
 
-    /// How machines are handed out.
+    /// The settings of the request that concern handing machines out.
     pub(super) const fn hand(&self) -> Hand {
         Hand {
             has_helper: self.wanted.template.has_helper,
@@ -105,7 +105,7 @@ impl Job<'_> {
         }
     }
 
-    /// Starts a machine, and makes it read the device state. The machine is stopped afterwards.
+    /// Starts a machine, and has it read the template's device state. The machine is stopped afterwards.
     fn load(&self, slot: &mut Slot, deadline: Instant) -> anyhow::Result<Qmp> {
         let disk = self.wanted.dir.join("disk");
         let mut qmp = start(self.clones, slot, &self.wanted.template.words, &disk, Some(self.memory), deadline)?;
@@ -113,7 +113,8 @@ impl Job<'_> {
         Ok(qmp)
     }
 
-    /// Makes a machine read the device state. The machine is stopped afterwards, because the state says so.
+    /// Has a machine read the template's device state. The machine is stopped afterwards, because it was stopped when
+    /// that state was written.
     pub(super) fn give_state(&self, qmp: &mut Qmp, dir: &Path, deadline: Instant) -> anyhow::Result<()> {
         vmm::leave_out_memory(qmp, true)?;
         let socket = dir.join(STATE_SOCKET);
@@ -123,7 +124,7 @@ impl Job<'_> {
         wait_loaded(qmp, dir, deadline)
     }
 
-    /// Loads machines for later requests, until as many are there as this request wants.
+    /// Loads machines and keeps them ready for later requests, until there are as many as this request wants.
     pub(super) fn keep_warm(&self) -> anyhow::Result<()> {
         if self.wanted.warm == 0 {
             return Ok(());
@@ -152,8 +153,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Has a machine answer once, with an identity that nobody gets, and stops it again. The code that answers is translated then, and
-    /// in memory. So it answers much sooner when it is handed out.
+    /// Lets a loaded machine run until its helper has answered once, with an identity that no clone gets, and stops it
+    /// again. The code that answers is then in memory, and translated by an emulator. So the machine answers much
+    /// sooner when it is handed out.
     fn rehearse(&self, slot: &Slot, mut qmp: Qmp, deadline: Instant) -> anyhow::Result<()> {
         if !self.wanted.template.has_helper {
             return Ok(());
@@ -168,7 +170,7 @@ impl Job<'_> {
         answer.map(drop).context("nobody inside answers")
     }
 
-    /// Loads a machine, writes its state with its memory behind what `to` has, and ends it. It has not run.
+    /// Loads a machine, appends its state and its memory to the file `to`, and ends it. The machine never runs.
     pub(super) fn write_whole(&self, mut slot: Slot, to: &Path) -> anyhow::Result<()> {
         let deadline = Instant::now() + self.wanted.patience;
         let written = self.load(&mut slot, deadline).and_then(|mut qmp| {
@@ -186,7 +188,8 @@ impl Job<'_> {
         ended.into_iter().collect()
     }
 
-    /// Ends the processes when this one is told to end: whatever waits for them sees that they are gone.
+    /// Kills the machines' processes when this process is told to end, so that threads which wait for them see that
+    /// they are gone. Returns once `done` is set.
     pub(super) fn end_if_interrupted(&self, dirs: &[PathBuf], stop: &AtomicBool, done: &AtomicBool) {
         while !done.load(Ordering::SeqCst) {
             if host::interrupted().is_some() {
@@ -199,7 +202,7 @@ impl Job<'_> {
     }
 }
 
-/// Starts a machine that waits for a state, and records it.
+/// Starts a machine that waits for a device state (`-incoming`), and records its process.
 pub(super) fn start(
     clones: &Clones,
     slot: &mut Slot,
@@ -218,13 +221,13 @@ pub(super) fn start(
     vmm::connect(&slot.dir, &process, deadline)
 }
 
-/// Waits until a machine has read its state.
+/// Waits until a machine has read its device state.
 pub(super) fn wait_loaded(qmp: &mut Qmp, dir: &Path, deadline: Instant) -> anyhow::Result<()> {
     let loaded = vmm::wait_for(qmp, "query-status", deadline, |status| Ok(status != "inmigrate"));
     loaded.with_context(|| format!("QEMU does not take the state{}", vmm::last_words(dir)))
 }
 
-/// How a machine is handed out.
+/// Settings for handing out a machine.
 pub(super) struct Hand {
     pub(super) has_helper: bool,
     pub(super) allow_unconfirmed: bool,
@@ -232,7 +235,7 @@ pub(super) struct Hand {
 }
 
 impl Hand {
-    /// Gives a machine that is loaded its identity, lets it go on, and waits until it has answered.
+    /// Gives a loaded machine its identity, lets it run, and waits for its helper's answer.
     pub(super) fn out(&self, slot: &mut Slot, mut qmp: Qmp, begin: Instant) -> anyhow::Result<Cloned> {
         let deadline = begin + self.patience;
         let process = slot.record.process.context("a machine that was started has a process")?;

@@ -1,7 +1,7 @@
-//! A clone in a file: saved, and restored later by copying, with its own name and addresses.
+//! Saves a clone to a file, and restores it later by copying its memory, with the clone's own name and addresses.
 //!
-//! The file begins with a line of JSON that says what it is, followed by QEMU's own state with the memory in it. It has
-//! another name (`.part`) until it is complete.
+//! The file begins with a line of JSON that describes the clone, followed by QEMU's migration stream with the memory in
+//! it. The file's name ends with `.part` until it is complete.
 
 use super::job::{Hand, Job, Slot, start, wait_loaded};
 use super::{Cloned, Clones, Wanted};
@@ -27,18 +27,19 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// First word of the file.
+/// First word of the file, by which a saved clone is recognized.
 const MAGIC: &str = "pagefold-saved-1 ";
 /// Longest first line, in bytes.
 const HEADER_BYTES: u64 = 1 << 20;
 /// Longest time for a state to be written: 600 s.
 const WRITING: Duration = Duration::from_secs(600);
 
-/// Longest time for a clone to go on whose state was being written: 10 s. Interval between two attempts: 20 ms.
+/// Longest wait for a clone to run again after the process that saved it was killed: 10 s. Interval between two
+/// attempts: 20 ms.
 const GOING_ON: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(20);
 
-/// The first line.
+/// The description of a saved clone, in the first line of the file.
 #[derive(Serialize, Deserialize)]
 struct Header {
     record: Record,
@@ -89,11 +90,12 @@ impl Clones {
         write_file(file, &header, |part| job.write_whole(slot, &std::path::absolute(part)?))
     }
 
-    /// Goes on with a clone that was saved, under the name that it had, or another. Under another, it gets another identity. If a
-    /// service folded it, it is folded again, and onto its template, as long as that is in the `store`.
+    /// Restores a saved clone, under the name that it had, or under another. Under another name, it gets a new
+    /// identity. If a service folded it, it is folded again, also onto its template, as long as the template is in the
+    /// `store`.
     ///
     /// # Errors
-    /// It is no such file, a clone of this name lives, QEMU is another, or nobody answers.
+    /// The file is no saved clone, a clone of this name lives, QEMU has another version, or the helper does not answer.
     pub fn restore(
         &self,
         file: &Path,
@@ -121,7 +123,7 @@ impl Clones {
         restored.with_context(|| format!("{} cannot be restored from {}", slot.record.name, file.display()))
     }
 
-    /// Takes a name for a clone that was saved.
+    /// Reserves a name for a saved clone, by recording the clone.
     fn take_name(&self, saved: &Record, name: String, folding: Option<&Folding>) -> anyhow::Result<Slot> {
         let _lock = lock(&self.dir)?;
         let dir = self.dir_of(&name);
@@ -145,8 +147,8 @@ impl Clones {
         Ok(Slot { record, dir })
     }
 
-    /// Has the service know the template of a clone that is restored by copying, so that its pages fold onto that. A template that is
-    /// gone, or was made anew, is nothing that it needs.
+    /// Has the service load the template of a restored clone, so that the clone's pages can be folded onto it. Nothing
+    /// is done if the template is gone, or was made anew since.
     fn offer_template(&self, clone: &Record, folding: Option<&Folding>, store: &Store) -> anyhow::Result<()> {
         let Some(folding) = folding else { return Ok(()) };
         let Ok((template, dir)) = store.find(&clone.group, &clone.template) else { return Ok(()) };
@@ -200,7 +202,7 @@ fn write_file(file: &Path, header: &Header, append: impl FnOnce(&Path) -> anyhow
     written
 }
 
-/// Has the QEMU of a clone append its state to a file, and go on.
+/// Has the QEMU of a clone stop the guest, append its state to a file, and let the guest run again.
 fn write(dir: &Path, process: &ProcessId, to: &Path) -> anyhow::Result<()> {
     let deadline = Instant::now() + WRITING;
     let to = std::path::absolute(to)?;
@@ -214,7 +216,7 @@ fn write(dir: &Path, process: &ProcessId, to: &Path) -> anyhow::Result<()> {
     written
 }
 
-/// A clone that lives. If it was stopped by a process that was killed while it wrote it to a file, it goes on.
+/// Lets a clone run again if the process that had stopped it to save it was killed. Returns its record.
 pub(super) fn let_go_on(clone: Record, dir: &Path) -> Record {
     let (Some(process), Some(_)) = (clone.process, clone.saver.filter(|saver| !saver.is_alive())) else { return clone };
     let free = Record { saver: None, ..clone.clone() };
@@ -241,7 +243,7 @@ fn go_on(dir: &Path, process: &ProcessId) -> anyhow::Result<()> {
     }
 }
 
-/// The first line of a file, and where the state begins.
+/// The description in a file's first line, and the offset at which QEMU's state begins.
 fn read_header(file: &Path) -> anyhow::Result<(Header, u64)> {
     let open = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
     let mut line = String::new();

@@ -1,4 +1,4 @@
-//! The command line of a second machine like one that runs.
+//! Makes the command line for a second machine that is like one that runs.
 
 use crate::machine::{DIR, NAME, QMP, memory_in_file};
 use cli::exit::Stop;
@@ -37,7 +37,7 @@ pub(super) fn of_running(words: &[String], memory_bytes: u64) -> anyhow::Result<
     Ok(made)
 }
 
-/// An error for options that a second machine cannot have.
+/// Fails for an option with which a second machine would not be the same, or would write to the first one's disk.
 fn refuse(option: &str, value: &str) -> anyhow::Result<()> {
     let disk = ["drive", "blockdev", "hda", "hdb", "hdc", "hdd", "sd", "pflash", "mtdblock"].contains(&option);
     let read_only = value.contains("readonly=on") || value.contains("read-only=on");
@@ -55,14 +55,15 @@ fn refuse(option: &str, value: &str) -> anyhow::Result<()> {
     Err(Stop::Usage(format!("no template can be made of this guest: -{option} {value}: {why}")).into())
 }
 
-/// Whether a machine is one whose RAM has the name that we know.
+/// Whether a machine type (or an option without a type) is one whose RAM block has the name `pc.ram`.
 fn is_pc(machine: &str) -> bool {
     let kind = machine.split(',').next().unwrap_or_default();
     let kind = kind.strip_prefix("type=").unwrap_or(kind);
     kind.contains('=') || kind.starts_with("pc") || kind == "q35"
 }
 
-/// An option with the sockets and files that it names in the machine's own directory.
+/// An option's value with the paths of its sockets and log files replaced by paths in the second machine's own
+/// directory.
 fn in_own_dir(value: &str) -> String {
     let moved = |part: &str| {
         let (key, path) = part.split_once("unix:").map(|(_, path)| ("unix", path)).or_else(|| part.split_once('='))?;
