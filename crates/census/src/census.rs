@@ -119,7 +119,7 @@ impl Census {
         }
     }
 
-    /// Passes counted so far.
+    /// Number of passes counted so far.
     pub const fn passes(&self) -> u32 {
         self.passes
     }

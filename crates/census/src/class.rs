@@ -13,7 +13,7 @@
 use crate::{ByKinds, Entry, zeros::ZeroCount};
 use page::{GuestIndex, PageKind};
 
-/// The trust domain of every guest, by number.
+/// The group (trust domain) of each guest, by number.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     /// Group of each guest.
@@ -28,13 +28,13 @@ impl Groups {
         self.of_guest[usize::from(owner.0)]
     }
 
-    /// The bucket of frames that several groups map.
+    /// Number of the bucket for frames that guests of several groups map.
     pub const fn common(&self) -> u16 {
         self.count
     }
 }
 
-/// Anonymous frames and frames of page cache.
+/// Numbers of anonymous frames and of page-cache frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnonFile {
     anon: u64,
@@ -82,13 +82,13 @@ pub struct ClassCounts {
     pub guest_frames: u64,
     /// Frames of this class that the host holds and no guest maps.
     host: AnonFile,
-    /// Frames that several guests map, and the mappings beyond the first.
+    /// Frames of this class that several guests map.
     pub shared_frames: u64,
-    /// See `shared_frames`.
+    /// Guests that map the frames of `shared_frames`, less one guest for each of them.
     pub shared_mappings: u64,
     /// Frames of this class that KSM holds.
     pub ksm_frames: u64,
-    /// Whether a frame of this class has mappings outside one of its owners.
+    /// Whether some frame of this class is mapped by a process that is not its owner's, too.
     pub mapped_elsewhere: bool,
     frames_seen: u64,
 }
@@ -142,7 +142,7 @@ impl ClassCounts {
         (self.frames_seen, self.mapped_elsewhere, self.host) = (0, false, AnonFile::default());
     }
 
-    /// `mappings` are the entries of one frame, by owner.
+    /// Counts one frame, whose entries are `mappings`, in order of owners.
     fn add_frame(&mut self, groups: &Groups, mappings: &[Entry]) {
         self.frames_seen += 1;
         let first = mappings[0];
@@ -214,12 +214,12 @@ impl ClassCounts {
         counts
     }
 
-    /// Frames of a guest.
+    /// Frames of the class that this guest maps.
     pub fn frames_of(&self, guest: GuestIndex) -> u64 {
         self.per_guest[usize::from(guest.0)].frames
     }
 
-    /// Frames of a bucket.
+    /// Frames of the class in this bucket.
     pub fn bucket_frames(&self, bucket: u16) -> u64 {
         self.per_group[usize::from(bucket)].bucket_frames
     }

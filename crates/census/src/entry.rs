@@ -54,12 +54,12 @@ impl Entry {
         GuestIndex((self.frame_and_owner >> 8) as u16)
     }
 
-    /// The part of the guest's footprint.
+    /// The part of the guest's footprint in which the page lies.
     pub const fn region(self) -> Region {
         Region::ALL[(self.frame_and_owner >> 4 & 0xf) as usize % Region::ALL.len()]
     }
 
-    /// The backing of the page.
+    /// What backs the page, such as anonymous memory or a file.
     pub const fn kind(self) -> PageKind {
         PageKind::ALL[(self.frame_and_owner >> 2 & 3) as usize % PageKind::ALL.len()]
     }

@@ -7,7 +7,7 @@ use page::GuestIndex;
 /// Neighbouring pages of one process that are neighbours in the order of the scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stretch {
-    /// The process.
+    /// Process that the pages belong to.
     pub pid: u32,
     /// Number of the first page in its address space.
     pub page: u64,
@@ -35,7 +35,7 @@ const UNIQUE: u32 = u32::MAX - 1;
 #[derive(Debug, Default)]
 pub struct Round {
     number: u32,
-    /// Seconds since the watch began.
+    /// Seconds from the begin of the watch to this round.
     second: u32,
     stretches: Vec<Stretch>,
     seen: Vec<Seen>,
@@ -49,7 +49,7 @@ impl Round {
         Self { number, second, stretches, seen: vec![Seen { fingerprint: 0, since: ABSENT }; end as usize] }
     }
 
-    /// Records the pages of one content.
+    /// Records the pages of one content. `duplicate` tells whether the content is held more than once.
     pub fn class(&mut self, class: &[Entry], duplicate: bool) {
         for entry in class.iter().filter(|e| e.owner() != GuestIndex::HOST) {
             let since = if duplicate { self.second } else { UNIQUE };

@@ -23,11 +23,12 @@
 use crate::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Growth of a full shard, so that little memory stands empty: 1/16 of its entries.
+/// Part of its entries by which a shard grows when its memory is used up: 1/16, so that little memory stands empty.
 const GROWTH_PART: usize = 16;
-/// Least growth of a full shard, in entries.
+/// Least number of entries by which a shard grows.
 const LEAST_GROWTH_ENTRIES: usize = 1024;
-/// Least capacity of a bounded shard, in entries, so that passes stay few.
+/// Fewest entries that a bounded shard may hold, even if its bound is smaller: with fewer, too many passes would be
+/// needed.
 const LEAST_SHARD_ENTRIES: usize = 1024;
 
 /// The part of the hash space that one pass covers; shared by its shards.
@@ -38,7 +39,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// From `first` to the end of the hash space.
+    /// The interval from `first` to the end of the hash space.
     pub const fn from(first: u64) -> Self {
         Self { first, last: AtomicU64::new(u64::MAX) }
     }
@@ -65,13 +66,13 @@ pub struct Shard<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// A shard of at most `most_bytes`.
+    /// A shard of at most `most_bytes`; without a bound if that is `None`.
     pub fn new(interval: &'a Interval, most_bytes: Option<usize>) -> Self {
         let most_entries = most_bytes.map(|b| (b / size_of::<Entry>()).max(LEAST_SHARD_ENTRIES));
         Self { interval, most_entries, entries: Vec::new(), peak_bytes: 0 }
     }
 
-    /// Takes an entry if its fingerprint lies in the pass.
+    /// Takes an entry if its fingerprint lies in the interval of this pass.
     pub fn push(&mut self, entry: Entry) {
         if !self.interval.covers(entry.fingerprint().0) {
             return;
@@ -90,7 +91,7 @@ impl<'a> Shard<'a> {
                 if self.drop_upper_half() {
                     return;
                 }
-                // A single content fills the shard.
+                // All entries have the same fingerprint, so none can be dropped: the shard grows past its bound.
                 wanted
             }
             Some(left) => wanted.min(left),

@@ -3,7 +3,7 @@
 use page::{FrameUse, GuestIndex};
 use std::ops::Range;
 
-/// The positions ([`page::PageSample::position`]) of every guest, and the resolution of its picture.
+/// The positions ([`page::PageSample::position`]) of every guest, and the number of cells of its page map.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// Positions of each guest; neighbouring guests need not touch.

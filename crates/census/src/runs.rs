@@ -9,7 +9,7 @@
 use crate::{Entry, RunLengths};
 use page::GuestIndex;
 
-/// Number of positions with room for a partner.
+/// Most positions for which a partner is kept. In a larger census, only every nth stretch is looked at.
 const MOST_POSITIONS: u32 = 1 << 20;
 /// Number of neighbouring positions that are looked at or left out together.
 const STRETCH_POSITIONS: u32 = 1 << 12;
@@ -26,7 +26,7 @@ pub struct Partners {
 }
 
 impl Partners {
-    /// For a scan of `positions` positions.
+    /// Without partners yet, for a scan of `positions` positions.
     pub fn new(positions: u32) -> Self {
         let every_nth_stretch = positions.div_ceil(MOST_POSITIONS).max(1);
         let stretches = positions.div_ceil(STRETCH_POSITIONS).div_ceil(every_nth_stretch);
@@ -39,7 +39,8 @@ impl Partners {
         looked_at.then(|| (stretch / self.every_nth_stretch * STRETCH_POSITIONS + offset) as usize)
     }
 
-    /// Pairs the pages of one content. Frames that are shared already need no partner.
+    /// Gives each page of one content its partner. Frames that another process maps too are shared already, and get
+    /// none.
     pub fn class(&mut self, class: &[Entry]) {
         let candidates = || class.iter().filter(|e| e.owner() != GuestIndex::HOST && !e.mapped_elsewhere());
         let Some(first) = candidates().min_by_key(|e| e.position()) else { return };

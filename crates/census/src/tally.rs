@@ -14,7 +14,7 @@ struct GuestTally {
     findings: GuestFindings,
     regions: [RegionFindings; Region::ALL.len()],
     kinds: [KindFindings; GuestPageKind::ALL.len()],
-    /// The last class with a page that was counted by kind.
+    /// Number of the last class of which a page of this guest was counted by kind; 0 before the first one.
     last_class: u64,
 }
 
@@ -36,7 +36,8 @@ pub struct Tally {
     groups: Groups,
     group_names: Vec<String>,
     guests: Vec<GuestTally>,
-    /// Resident and superfluous frames by bucket.
+    /// By bucket, that is by group and for all frames common to several: resident frames, and frames that merging would
+    /// free.
     buckets: Vec<(u64, u64)>,
     opportunity: Opportunity,
     already_shared: AlreadyShared,
@@ -46,9 +47,9 @@ pub struct Tally {
     commonness: Commonness,
     /// Whether a guest is a VM, by guest.
     vms: Vec<bool>,
-    /// Guests that hold a content in frames that can be folded.
+    /// Buffer of `add_commonness`: guests that hold the content in frames that can be folded.
     holders: Vec<GuestIndex>,
-    /// Guests that map a frame.
+    /// Buffer of `add_commonness`: guests that map the frame.
     mappers: Vec<GuestIndex>,
     /// Classes counted so far.
     classes: u64,
@@ -185,7 +186,7 @@ impl Tally {
             if foldable && !is_zero {
                 self.holders.extend(guests().map(|m| m.owner()));
             }
-            // A frame that was given away while its guest was looked at may have been seen there twice.
+            // A frame that the kernel gave to another page during the scan may have two entries of one guest.
             self.mappers.clear();
             self.mappers.extend(guests().map(|m| m.owner()));
             self.mappers.sort_unstable();
@@ -357,7 +358,7 @@ impl Tally {
         }
     }
 
-    /// The findings, but for those that only the scan knows.
+    /// The findings, without the fields that only the scan can fill in.
     pub fn finish(self) -> Findings {
         let Self { groups, group_names, guests, buckets, opportunity, already_shared, .. } = self;
         let guests: Vec<_> = guests.into_iter().map(GuestTally::finish).collect();
@@ -415,8 +416,9 @@ impl GuestTally {
         }
     }
 
-    /// Counts frames of one content by kind inside the guest. The first frame of a class is the one that is kept, and
-    /// its duplicates count. The others are superfluous within the guest.
+    /// Counts frames of one content by their kind inside the guest. The first frame of the class is taken as the one
+    /// that merging keeps: it counts by the nearest other holder of the content. The others count as superfluous within
+    /// the guest.
     fn add_kind(&mut self, inside: FrameUse, class: u64, mapping: Option<Entry>, counted: Counted) {
         let Counted { pages, zero, shared, nearest } = counted;
         let is_first = self.last_class != class;
@@ -437,7 +439,7 @@ impl GuestTally {
         }
     }
 
-    /// Counts an idle frame whose content nobody else holds.
+    /// Counts a frame whose content nobody else holds as idle, if it is on an inactive list of the guest's kernel.
     fn add_idle(&mut self, inside: FrameUse, shared: bool) {
         if inside.lru() == Lru::Inactive {
             self.findings.idle_pages.inactive_unique += 1;

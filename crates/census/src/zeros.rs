@@ -64,13 +64,13 @@ impl Zeros {
 /// One count of [`Zeros`].
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroCount {
-    /// The guest.
+    /// Guest that the pages belong to.
     pub owner: GuestIndex,
-    /// Part of the guest.
+    /// Part of the guest's footprint in which the pages lie.
     pub region: Region,
-    /// The backing of the pages.
+    /// What backs the pages, such as anonymous memory or a file.
     pub kind: PageKind,
-    /// Cell of the guest's page map.
+    /// Cell of the guest's page map in which the pages lie.
     pub cell: Option<u32>,
     /// The kind of the pages inside the guest.
     pub guest_kind: Option<GuestPageKind>,

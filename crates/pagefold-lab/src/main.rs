@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use cli::exit::{Outcome, Stop};
 use std::process::ExitCode;
 
-/// The program whose commands are used here.
+/// The program that this one starts for other commands, such as folding the lab's guests.
 const PAGEFOLD: &str = "pagefold";
 
 /// Real guests to try Pagefold on, and Pagefold measured

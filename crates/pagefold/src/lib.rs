@@ -1,4 +1,5 @@
-//! The commands of `pagefold`, one file each in `cmd`. `pagefold-lab` uses some of it, and generates manual pages of all.
+//! The commands of `pagefold`, one file each in `cmd`. `pagefold-lab` uses some of them, and generates manual pages for
+//! all.
 #![forbid(unsafe_code)]
 
 mod cmd;

@@ -81,7 +81,8 @@ impl Tables {
     }
 }
 
-/// The fleet of these files.
+/// The fleet in these tables of sketches. `floor` is the part of each host's memory that guests do not get, from 0 to
+/// 1.
 fn fleet_of(files: &[Source], floor: f64) -> anyhow::Result<Fleet> {
     let mut collector = Collector::of_rows(table::count(files)?);
     table::read(files, &mut |row| collector.add(row))?;
@@ -95,7 +96,7 @@ fn now_s() -> anyhow::Result<u64> {
     Ok(now.context("the clock stands before 1970")?.as_secs())
 }
 
-/// `10m`, `1h 30m`; at least a second
+/// Parses a time such as `10m` or `1h 30m`, of at least a second.
 fn parse_time(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time >= Duration::from_secs(1) => Ok(time),
@@ -104,7 +105,7 @@ fn parse_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `GLOB=SIZE`
+/// Parses `GLOB=SIZE`: the memory that is guaranteed to guests with a matching id or name.
 fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
     let (glob, size) = text.rsplit_once('=').ok_or("use GLOB=SIZE, such as acme-*=256M")?;
     Ok((glob.parse()?, cli::size::parse_bytes(size)?))

@@ -6,8 +6,8 @@
 //! | `stripe` | the emptiest of the hosts in use, likewise |
 //! | `likeness` | the host where it needs least more memory, of the 16 with most guests of its key and some room; without room there, as `pack` does |
 //!
-//! Where no host in use has room, it gets another one. Guests are fewest at 3 in the night and most at 15, [`SWING`] below and above
-//! their mean. Besides, a part of them is replaced in each hour. Departures are drawn by lot.
+//! Where no host in use has room, it gets another one. Guests are fewest at 3 in the night and most at 15, [`SWING`]
+//! below and above their mean. Besides, a part of them is replaced in each hour. Departures are drawn by lot.
 
 use crate::fleet::{Fleet, Guest, Load, Rules};
 use crate::plan::outcome;
@@ -18,13 +18,13 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// Hours of a day.
+/// Number of hours in a simulated day.
 const HOURS: usize = 24;
-/// The hour at which guests are most.
+/// The hour at which there are most guests.
 const PEAK_HOUR: f64 = 15.0;
-/// Part of the mean number of guests by which they become more and fewer: 1/4.
+/// Greatest deviation from the mean number of guests in a day, as a part of the mean: 1/4.
 const SWING: f64 = 0.25;
-/// Most hosts with guests of a key that are looked at.
+/// Most hosts that `likeness` compares for one guest: those with most guests of its key.
 const MOST_LOOKED_AT: usize = 16;
 
 /// A day under one policy.
@@ -57,7 +57,8 @@ struct Hour {
     arrive: usize,
 }
 
-/// The hours of a day with so many guests in the mean, of which this part is replaced in the day. The first hour begins with nobody.
+/// The hours of a day with `mean` guests on average, of which the part `replaced` is replaced in the day. The first hour
+/// begins without guests.
 fn hours(mean: usize, replaced: f64) -> Vec<Hour> {
     let wanted = |hour: usize| {
         let angle = std::f64::consts::TAU * (hour as f64 - PEAK_HOUR) / HOURS as f64;
@@ -82,9 +83,9 @@ struct Hosts<'a> {
     fleet: &'a Fleet,
     rules: &'a Rules,
     loads: Vec<(Vec<usize>, Load)>,
-    /// Hosts in use by their free pages.
+    /// Hosts in use, in order of their free pages.
     free: BTreeSet<(i64, usize)>,
-    /// Hosts with guests of a key, and how many.
+    /// By key: the hosts with guests of this key, and how many each has.
     of_key: BTreeMap<usize, BTreeMap<usize, usize>>,
     /// Hosts that are not in use.
     unused: BTreeSet<usize>,
@@ -101,7 +102,7 @@ impl<'a> Hosts<'a> {
         self.fleet.hosts[host].room_pages as i64 - self.loads[host].1.needs(self.rules).ceil() as i64
     }
 
-    /// The host for a guest; `None` where none has room.
+    /// The host on which the policy puts a guest that arrives; `None` if none has room.
     fn choose(&self, policy: Policy, guest: &Guest) -> Option<usize> {
         let alone = Load::of([guest]).needs(self.rules).ceil() as i64;
         let with_room = || self.free.range((alone, 0)..).map(|(_, host)| *host);
@@ -115,7 +116,7 @@ impl<'a> Hosts<'a> {
         in_use.or_else(|| self.unused.iter().find(has_room).copied())
     }
 
-    /// Memory that a host needs more with a guest, in pages; `None` if it has not so much.
+    /// Pages that a host needs in addition if it takes the guest; `None` if it has too little memory.
     fn pages_more(&self, host: usize, guest: &Guest) -> Option<f64> {
         let load = &self.loads[host].1;
         let with = load.needs_with(guest, self.rules);
@@ -123,7 +124,7 @@ impl<'a> Hosts<'a> {
     }
 
     fn most_alike(&self, guest: &Guest, alone: i64) -> Option<usize> {
-        // Beside its like, a guest needs half of its memory or more.
+        // Even beside guests that hold the same contents, a guest is assumed to need half of its memory.
         let some_pages = alone / 2;
         let has_some = |(host, _): &(&usize, &usize)| self.free_pages(**host) >= some_pages;
         let mut hosts: Vec<(&usize, &usize)> = self.of_key.get(&guest.key)?.iter().filter(has_some).collect();
@@ -177,11 +178,13 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// The days of all policies, with the same guests: as many in the mean as `size` has, of which the part `replaced` is replaced.
+/// A day under each policy, with the same guests: on average as many as `size` has, of which the part `replaced` is
+/// replaced in the day.
 pub fn days(kinds: &Kinds, size: &Size, rules: &Rules, replaced: f64) -> Vec<Day> {
     let hours = hours(size.guests, replaced);
     let arrive: usize = hours.iter().map(|hour| hour.arrive).sum();
-    // As much room for a guest as in a fleet without arrivals: the hosts beyond it are there for the fullest hours.
+    // As many hosts for each arriving guest as a fleet without arrivals has for each guest. So there are enough in the
+    // hours with most guests.
     let hosts = (size.hosts * arrive).div_ceil(size.guests.max(1));
     let drawn = fleet(kinds, &Size { guests: arrive, hosts, ..*size });
     Policy::ALL.map(|policy| day(&drawn, &hours, policy, rules)).into()
@@ -189,7 +192,7 @@ pub fn days(kinds: &Kinds, size: &Size, rules: &Rules, replaced: f64) -> Vec<Day
 
 fn day(fleet: &Fleet, hours: &[Hour], name: Policy, rules: &Rules) -> Day {
     let (begin, mut random, mut hosts) = (Instant::now(), Random(2), Hosts::new(fleet, rules));
-    // Guests that are there, with their hosts.
+    // Guests that are there at this hour, each with its host.
     let (mut there, mut next, mut refused): (Vec<(usize, usize)>, usize, usize) = (Vec::new(), 0, 0);
     let (mut used, mut saved, mut fullest) = (Vec::new(), 0.0, Vec::new());
     for hour in hours {
@@ -262,7 +265,7 @@ mod tests {
                 if let Some(host) = hosts.choose(policy, &drawn.guests[guest]) {
                     hosts.put(guest, host);
                     there.push((guest, host));
-                    // Sums of two orders differ by less than a page.
+                    // The same pages summed up in another order may differ by less than a page.
                     assert!(hosts.free_pages(host) >= -1, "{policy:?}: {}", hosts.free_pages(host));
                 }
                 if guest % 3 == 0 && !there.is_empty() {

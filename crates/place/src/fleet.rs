@@ -6,9 +6,10 @@
 //!   needs   = claimed - saved + storm * saved - withdrawable,  at least claimed - saved
 //! ```
 //!
-//! The sums are those of the room `balance`: the host has room for everything that its guests may take, should their folded
-//! pages break. Memory that can be withdrawn stands for it: all that a guest has beyond its guarantee. `storm` is the part
-//! of the folded pages that break at once. Savings count with their lower bound.
+//! The crate `balance` computes with the same sums: a host has room for everything that its guests may take if their
+//! folded pages are written, and so become private. Memory that can be withdrawn from guests, which is all that each
+//! has beyond its guarantee, counts as room. `storm` is the part of the folded pages that are written at once. Of
+//! savings, the lower bound of the estimate counts.
 
 use crate::row::Row;
 use crate::theta::{Estimate, Sketch};
@@ -17,11 +18,13 @@ use cli::exit::Stop;
 use page::PAGE_BYTES;
 use std::collections::BTreeMap;
 
-/// Most hashes of all sketches together, in memory: 512 MiB, unless each has the fewest.
+/// Most hashes of all sketches together, which take 512 MiB. More are kept only if each sketch has been cut to
+/// [`LEAST_HASHES`].
 const MOST_HASHES: usize = 64 << 20;
-/// Fewest hashes that a sketch is cut to: 2 GiB of a million guests.
+/// Fewest hashes to which a sketch is cut: a million guests take 2 GiB.
 const LEAST_HASHES: usize = 256;
-/// Error bars within which a sketch and the count of its contents agree: eight standard deviations.
+/// A row is refused if its number of contents and the estimate of its sketch differ by more than four error bars, that
+/// is eight standard deviations.
 const PLAUSIBLE: f64 = 4.0;
 
 /// Rules of a plan.
@@ -29,14 +32,14 @@ const PLAUSIBLE: f64 = 4.0;
 pub struct Rules {
     /// Part of the folded pages that break (by copy on write) at once, from 0 to 1.
     pub storm: f64,
-    /// Whether zero pages are given back.
+    /// Whether guests' zero pages are given back to the host.
     pub zero_pages: bool,
 }
 
 /// A host.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
     /// Time when the host's sketches were taken, in seconds since 1970.
     pub epoch_s: u64,
@@ -47,13 +50,13 @@ pub struct Host {
 /// A guest.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// Its id.
+    /// Id of the guest.
     pub id: String,
-    /// Its group.
+    /// Group of the guest.
     pub group: String,
     /// Index of the guest's host in [`Fleet::hosts`].
     pub host: usize,
-    /// Index of its sketch's key in [`Fleet::keys`].
+    /// Index of the sketch's key in [`Fleet::keys`].
     pub key: usize,
     /// Time when the guest's sketch was taken, in seconds since 1970.
     pub epoch_s: u64,
@@ -112,14 +115,14 @@ impl Guest {
     }
 }
 
-/// Collects rows: of each host those of its last epoch, of each guest the last row. The fleet does not depend on the order of the hosts'
-/// rows, nor of the guests'.
+/// Collects rows into a fleet. Of each host, only rows of its latest epoch (the time of its sketches) count; of each
+/// guest, the row that was added last. Otherwise the order of rows does not matter.
 pub struct Collector {
     most_hashes: usize,
     hosts: BTreeMap<String, Epoch>,
 }
 
-/// The last epoch of a host.
+/// Rows of the last epoch of a host.
 #[derive(Default)]
 struct Epoch {
     epoch_s: u64,
@@ -135,7 +138,7 @@ impl Collector {
         Self { most_hashes: (MOST_HASHES / rows.max(1)).max(LEAST_HASHES), hosts: BTreeMap::new() }
     }
 
-    /// Takes a row.
+    /// Adds a row. Ignores it if rows of a later epoch of its host were added before.
     ///
     /// # Errors
     /// Its sketch cannot be read, or is not of as many contents as the row says.
@@ -202,7 +205,7 @@ impl Fleet {
     }
 }
 
-/// Guests with one key on one host.
+/// Sums over the guests on one host that have the same key.
 #[derive(Clone, Debug)]
 struct Sharing {
     key: usize,
@@ -213,7 +216,7 @@ struct Sharing {
     contents: Sketch,
 }
 
-/// The sums of guests on one host.
+/// Sums over the guests on one host.
 #[derive(Clone, Debug, Default)]
 pub struct Load {
     claimed_pages: u64,
@@ -223,7 +226,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The load of these guests.
+    /// Sums over these guests.
     pub fn of<'a>(guests: impl IntoIterator<Item = &'a Guest>) -> Self {
         let mut by_key: BTreeMap<usize, Vec<&Guest>> = BTreeMap::new();
         for guest in guests {
@@ -245,7 +248,7 @@ impl Load {
         load
     }
 
-    /// Adds a guest.
+    /// Adds a guest to the sums.
     pub fn add(&mut self, guest: &Guest) {
         self.count(guest);
         let with = self.sharing_with(guest);
@@ -255,7 +258,7 @@ impl Load {
         }
     }
 
-    /// The sharing of guests with the key of `guest`, with `guest` added.
+    /// Sums over the guests with the key of `guest`, and over `guest` itself.
     fn sharing_with(&self, guest: &Guest) -> Sharing {
         let contents = self.sharing.iter().find(|sharing| sharing.key == guest.key);
         let before = contents.cloned().unwrap_or_else(|| Sharing::of_nobody(guest.key));
@@ -275,7 +278,7 @@ impl Load {
         self.zero_pages += guest.zero_pages;
     }
 
-    /// Pages that folding saves.
+    /// Pages that folding saves, zero pages included if `zero_pages`.
     pub fn saved(&self, zero_pages: bool) -> Estimate {
         let zeros = if zero_pages { self.zero_pages } else { 0 };
         self.sharing.iter().map(Sharing::saved).fold(Estimate::exact(zeros as f64), Estimate::plus)

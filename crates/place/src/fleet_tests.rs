@@ -1,4 +1,4 @@
-//! Sums of fleets that are made up.
+//! Tests of loads and fleets, with hosts and guests that are made up.
 
 use super::*;
 use crate::theta::{begin, finish};
@@ -80,7 +80,7 @@ fn guest_may_take_all_that_it_was_given_beyond_savings() {
     assert_eq!(needs(None, 0.0), 2010.0 - 500.0);
     // All folded pages break at once.
     assert_eq!(needs(None, 1.0), 2010.0);
-    // Withdrawn memory stands for them, and for no more than them.
+    // Withdrawable memory takes the place of this room, up to the size of the folded pages.
     assert_eq!((needs(Some(1800), 1.0), needs(Some(100), 1.0)), (1810.0, 1510.0));
 }
 

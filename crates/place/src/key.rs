@@ -40,7 +40,7 @@ impl Key {
         Self { mac, id }
     }
 
-    /// A key that nobody knows, and that is gone with this process.
+    /// A random key, which is gone with this process: its sketches can be compared only with each other.
     ///
     /// # Errors
     /// The kernel has no random numbers.
@@ -48,12 +48,12 @@ impl Key {
         Ok(Self::new(&random()?))
     }
 
-    /// Its public name. Sketches with the same name can be compared.
+    /// Public name of the key. Sketches with the same name can be compared.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// The number that stands for a content in a sketch.
+    /// The number that stands for a content in a sketch: the first 8 bytes of the HMAC of its fingerprint.
     pub fn hide(&self, content: Fingerprint) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = of(&self.mac, &content.0.to_le_bytes());
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -85,7 +85,7 @@ impl Keys {
     /// The key of a group.
     ///
     /// # Errors
-    /// Its file is there, and cannot be used.
+    /// The group's file is there, and cannot be used.
     pub fn of(&self, group: &str) -> anyhow::Result<Key> {
         // A guest by itself is named by its id, which has a colon.
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -95,7 +95,7 @@ impl Keys {
     }
 }
 
-/// The usual directory: root's is the host's.
+/// The directory of keys if none is named. Root has the host's, any other user one in the home directory.
 pub fn usual_dir() -> PathBuf {
     let home = || std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     match home() {
@@ -117,9 +117,9 @@ fn random() -> anyhow::Result<[u8; LEAST_BYTES]> {
     Ok(bytes)
 }
 
-/// Makes a directory that only its owner can enter, or checks that one which is there is such.
+/// Makes a directory that only its owner can enter, or checks that an existing one is so.
 fn make_private(dir: &Path) -> anyhow::Result<()> {
-    // Directories above it are as others expect them.
+    // Parent directories get the usual rights: other programs may use them.
     if let Some(above) = dir.parent() {
         fs::create_dir_all(above).with_context(|| format!("cannot make {}", above.display()))?;
     }
@@ -150,7 +150,8 @@ fn read(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
         return Err(Stop::Usage(text).into());
     }
     let mut secret = Vec::new();
-    // One byte more tells a file that is too long. Cut short, it could be the same as another one.
+    // One byte more than a key may have shows that a file is too long. Cut short, it could be the same key as another
+    // file.
     let most = MOST_BYTES as u64;
     file.take(most + 1).read_to_end(&mut secret).with_context(|| format!("cannot read {}", path.display()))?;
     if !(LEAST_BYTES..=MOST_BYTES).contains(&secret.len()) {
@@ -160,7 +161,7 @@ fn read(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     Ok(Some(secret))
 }
 
-/// Makes the host's own key. Of two processes that do so at the same time, one wins.
+/// Makes the host's own key. If two processes do so at the same time, both get the key of one of them.
 fn make(path: &Path) -> anyhow::Result<Vec<u8>> {
     let part = path.with_extension(format!("{}.part", std::process::id()));
     let secret = random()?;

@@ -11,8 +11,8 @@
 //!                                 --> suggest.rs: groups      summary.rs: what there is
 //! ```
 //!
-//! A program of its own, `pagefold-place`, does all of this. Nothing of it is in the service. It changes nothing but the
-//! files that it writes: moves and groups are proposals.
+//! A program of its own, `pagefold-place`, does all of this. Nothing of it is in the service. It changes nothing but
+//! the files that it writes: moves and groups are proposals.
 #![forbid(unsafe_code)]
 
 pub mod day;

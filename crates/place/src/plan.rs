@@ -1,7 +1,7 @@
 //! Plans: what each policy would save and need, and the moves that lead to one of them.
 //!
-//! A policy places all guests anew on hosts that are alike to it. Its plan then gives the guests that lie together the host on which
-//! most of them are already. Moves are made in an order in which each finds room:
+//! A policy places all guests anew, no matter where they are. The plan then gives the guests that lie together the host
+//! on which most of them are already. Moves are made in an order in which each finds room:
 //!
 //! ```text
 //!   hosts by what they will save --> guests that go there --> room? --no--> again when others have left
@@ -98,13 +98,13 @@ pub struct Settings {
     pub rules: Rules,
     /// Most moves that are listed.
     pub most_moves: usize,
-    /// Time for which a sketch is evidence, in seconds.
+    /// Greatest age of a sketch by which a move may be made, in seconds.
     pub valid_s: u64,
     /// The present, in seconds since 1970.
     pub now_s: u64,
 }
 
-/// Places the guests by every policy, and lists the moves of one.
+/// Places the guests by every policy, and lists the moves that lead to the placement of one of them.
 pub fn plan(fleet: &Fleet, settings: &Settings) -> Plan {
     let rules = &settings.rules;
     let present: Vec<_> = fleet.guests.iter().map(|guest| Some(guest.host)).collect();
@@ -136,7 +136,7 @@ fn by_host(fleet: &Fleet, placed: &[Option<usize>]) -> Vec<Vec<usize>> {
     by_host
 }
 
-/// The sums of a placement of these guests.
+/// The sums of a placement, which has the host of each guest, or `None` for a guest without room.
 pub fn outcome(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Outcome {
     let by_host: Vec<_> =
         by_host(fleet, placed).into_iter().enumerate().filter(|(_, guests)| !guests.is_empty()).collect();
@@ -158,7 +158,8 @@ pub fn outcome(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Outcom
     }
 }
 
-/// Gives guests that were placed together the host on which most of them are, if that has room for them.
+/// Gives guests that were placed together the host on which most of them are, if it has room for them. Returns `placed`
+/// unchanged if some guests would then find no host.
 fn settle(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Vec<Option<usize>> {
     let together = by_host(fleet, placed);
     let mut at_home: Vec<(usize, usize, usize)> = Vec::new();
@@ -193,7 +194,7 @@ fn settle(fleet: &Fleet, placed: &[Option<usize>], rules: &Rules) -> Vec<Option<
 struct Mover<'a> {
     fleet: &'a Fleet,
     settings: &'a Settings,
-    /// The guests of each host.
+    /// The guests that are on each host at the moment.
     on: Vec<Vec<usize>>,
     at: Vec<usize>,
 }

@@ -6,10 +6,10 @@
 //! | `stripe` | the largest first | one after the other, over as few as have room for it |
 //! | `likeness` | by key, then those that are alike, then the largest first | the first with room |
 //!
-//! All keep to the same sums ([`Load::needs`]), so they differ in what comes to lie side by side. Guests that are alike are
-//! found by leaders: a guest joins the leader whose contents are most like its own, or becomes one. A large fleet is
-//! cut into parts with hosts of their own, which threads place side by side. The parts do not depend on the
-//! number of threads.
+//! All keep to the same sums ([`Load::needs`]), so they differ in what comes to lie side by side. Guests that are alike
+//! are found by leaders: a guest joins the leader whose contents are most like its own, or becomes one. A large fleet
+//! is cut into parts with hosts of their own, which threads place side by side. The parts do not depend on the number
+//! of threads.
 
 use crate::fleet::{Fleet, Guest, Load, Rules};
 use serde::Serialize;
@@ -17,17 +17,18 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::num::NonZero;
 use std::thread;
 
-/// Most open hosts, which are tried for each guest. When another host is opened, the oldest is closed.
+/// Most hosts that `pack` tries for each guest. When it begins to fill another host, the one it began first gets no
+/// more guests.
 const OPEN: usize = 4;
-/// Most leaders of a key.
+/// Most leaders of a key. Once there are so many, guests only join leaders.
 const MOST_LEADERS: usize = 16;
-/// Likeness of a guest to its leader, from 0 to 1, below which it becomes one.
+/// Likeness from 0 to 1. A guest that is less like every leader becomes a leader itself.
 const LIKE: f64 = 0.3;
 /// Number of hashes by which likeness is estimated.
 const LIKENESS_HASHES: usize = 64;
 /// Most guests of a part, which one thread places.
 const PART_GUESTS: usize = 8192;
-/// Most hosts that are looked at in a search for the number that `stripe` needs.
+/// Most hosts in the sample by which `stripe` first searches for the number of hosts that it needs.
 const SAMPLE_HOSTS: usize = 128;
 
 /// A policy.
@@ -231,7 +232,8 @@ mod tests {
     use super::*;
     use crate::fleet::tests::{FOLDED, fleet, guest, host};
 
-    /// Two systems. A guest shares 900 of 1000 pages with its like. A host has room for four that are alike, and not for two others.
+    /// Two systems. A guest shares 900 of 1000 pages with its like. A host has room for four that are alike, and not
+    /// for two others.
     fn two_systems() -> Fleet {
         let of = |system: u64, n: u64, host: &str| {
             let (common, own) = (system * 10_000, 100_000 * (1 + system * 10 + n));

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Version of the table. A reader refuses rows of a later one.
 pub const VERSION: i32 = 1;
-/// Greatest length of a text, in bytes.
+/// Greatest length of a name in a row, in bytes.
 pub const MOST_TEXT_BYTES: usize = 1024;
 /// Most pages of a guest: 16 TiB. Sums over a million guests stay below 2^64, in bytes too.
 pub const MOST_PAGES: u64 = 1 << 32;
@@ -48,7 +48,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// The same within the bounds of a table. A guest names itself, and may claim any size: readers refuse the table if it is absurd.
+    /// This row, cut to the bounds that readers of a table check. A guest names itself, and may claim any size: without
+    /// the cut, readers would refuse the whole table.
     pub fn bounded(mut self) -> Self {
         for text in [&mut self.group, &mut self.guest, &mut self.template].into_iter().flatten() {
             text.truncate(text.floor_char_boundary(MOST_TEXT_BYTES));

@@ -14,17 +14,17 @@ use crate::theta::{FLEET_LG_K, Sketch, theta_for};
 use page::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
-/// Part of a host's memory that its guests were given at first, if all hosts had as many.
+/// Part of a host's memory that a drawn fleet gives to guests, if all hosts have equally many.
 const FILLED: f64 = 0.85;
 /// Kinds of guests that a tenant has.
 const KINDS_OF_TENANT: usize = 2;
-/// The usual number of hashes of a simulated guest: beyond them, 200,000 guests do not fit into 512 MiB.
+/// Usual number of hashes in the sketch of a simulated guest: with more, 200,000 guests do not fit into 512 MiB.
 pub const HASHES: usize = 256;
 
 /// Kinds of guests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kinds {
-    /// Contents that guests of all kinds hold.
+    /// Contents that guests of all kinds hold in common.
     pub everywhere_pages: u64,
     /// The kinds.
     pub kinds: Vec<Kind>,
@@ -33,19 +33,19 @@ pub struct Kinds {
 /// A kind of guests: means of real ones.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kind {
-    /// Its name.
+    /// Name of the kind.
     pub name: String,
-    /// RAM that each was given.
+    /// RAM that each guest was given.
     pub given_pages: u64,
-    /// Pages that each holds.
+    /// Pages that each guest holds.
     pub resident_pages: u64,
-    /// Those of zeros.
+    /// Zero pages among `resident_pages`.
     pub zero_pages: u64,
-    /// Different contents of the others.
+    /// Number of different contents of the pages that are not zero.
     pub distinct_pages: u64,
     /// Pages that folding leaves alone.
     pub other_pages: u64,
-    /// Contents that a second guest of the kind holds.
+    /// Contents that two guests of the kind have in common.
     pub common_pages: u64,
 }
 
@@ -63,12 +63,12 @@ pub struct Size {
 }
 
 impl Kinds {
-    /// Those that were measured.
+    /// The kinds that were measured on real guests.
     pub fn measured() -> Self {
         toml::from_str(include_str!("../data/kinds.toml")).expect("a test reads it")
     }
 
-    /// Means of guests by kind: a guest's id without the number at its end.
+    /// Means over a fleet's guests of each kind. The kind is a guest's id without the number at its end.
     pub fn of(fleet: &Fleet) -> Self {
         let kind_of =
             |guest: &Guest| guest.id.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();
@@ -208,21 +208,21 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below the end.
+    /// A number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// The hashes below theta of so many contents.
+    /// Random hashes below `theta`, as many as a set of `contents` contents has.
     fn hashes(&mut self, contents: f64, theta: u64) -> Vec<u64> {
         let expected = contents * (theta as f64 / i64::MAX as f64);
         let found = expected as usize + usize::from(self.part() < expected.fract());
-        // Hash 0 is no hash.
+        // A sketch cannot hold hash 0.
         (0..found)
             .map(|_| ((u128::from(self.next()) * u128::from(theta)) >> 64) as u64)
             .map(|hash| hash.max(1))

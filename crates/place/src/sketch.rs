@@ -5,7 +5,8 @@
 //!   mappings of the pool: folded pages that no page table shows, read from the pool's file --+
 //! ```
 //!
-//! Zero pages are counted, and are in no sketch. Of containers and processes, zero pages of files count as anonymous ones.
+//! Zero pages are counted, and are in no sketch. Of containers and processes, zero pages of files count as anonymous
+//! ones.
 
 use crate::key::Key;
 use crate::row::Row;
@@ -25,7 +26,7 @@ use survey::{Request, See, take as take_census};
 pub struct Settings<'a> {
     /// Scanning threads.
     pub threads: usize,
-    /// Bound of the census's index, in bytes.
+    /// Bound of the census's index, in bytes; `None` for no bound.
     pub index_bytes: Option<usize>,
     /// Size of a sketch: the binary logarithm of its number of hashes.
     pub lg_k: u8,
@@ -35,11 +36,11 @@ pub struct Settings<'a> {
     pub epoch_s: u64,
 }
 
-/// Takes a sketch of each guest, with the key that `key_of` has for its group. Returns the rows, the host's first, and what could
-/// not be read.
+/// Takes a sketch of each guest, with the key that `key_of` has for its group. Returns the rows, the host's first, and
+/// what could not be read.
 ///
 /// # Errors
-/// There are too many guests, or a key cannot be had.
+/// There are too many guests, or the key of a group cannot be read.
 pub fn take(
     guests: &[Guest],
     key_of: &dyn Fn(&str) -> anyhow::Result<Key>,

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 /// Most attempts to read a guest whose mappings change meanwhile.
 const LOOKS: usize = 5;
 
-/// Folded pages of a guest, in page tables or not.
+/// Folded pages of a guest, whether its page tables have entries for them or not.
 #[derive(Default)]
 pub struct Folded {
     /// Number of the folded pages, without zero pages.
@@ -77,7 +77,7 @@ impl Folded {
                 continue;
             }
             let content = content(file, known, offset + (n * PAGE_BYTES) as u64)?;
-            // A template's own zero pages take no memory.
+            // Zero pages of a template are holes in its file, which take no memory.
             if content != Fingerprint::ZERO_PAGE.0 {
                 self.pages += 1;
                 self.contents.insert(content);

@@ -1,5 +1,5 @@
-//! Suggestions of groups: which guests that do not trust each other would save most if they did, and what each would let the
-//! others learn. Nothing is changed: whom a guest trusts is for its operator to say.
+//! Suggestions of groups: which guests that do not trust each other would save most if they did, and what each would
+//! let the others learn. Nothing is changed: whom a guest trusts is for its operator to say.
 //!
 //! Groups are joined two by two, those with most contents in common first, as long as that is worth it.
 
@@ -118,8 +118,8 @@ impl<'a> Joined<'a> {
     }
 }
 
-/// Number of contents that groups `a` and `b` have in common, if that is the part `least` of the smaller one's or more;
-/// else 0.
+/// Number of contents that groups `a` and `b` have in common; 0 if it is less than the part `least` of the smaller
+/// group's contents.
 fn worth_of(groups: &[Option<Joined<'_>>], a: usize, b: usize, least: f64) -> f64 {
     let (Some(one), Some(other)) = (&groups[a], &groups[b]) else { return 0.0 };
     let common = one.contents.common(&other.contents).pages;

@@ -10,23 +10,23 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Sums over guests with one key on one host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sum {
-    /// The host.
+    /// The host that the guests are on.
     pub host: String,
-    /// The key.
+    /// Public name of the key of the guests' sketches.
     pub key: String,
-    /// The group.
+    /// Group of the guests.
     pub group: String,
     /// Number of guests.
     pub guests: u64,
     /// Pages that folding reaches, zeros aside.
     pub held_pages: u64,
-    /// Pages of zeros.
+    /// Zero pages of the guests.
     pub zero_pages: u64,
-    /// Different contents, guest by guest.
+    /// Sum over the guests of the number of different contents that each holds.
     pub distinct_pages: u64,
-    /// The most contents of one guest.
+    /// Number of different contents of the guest that has most.
     pub most_distinct_pages: u64,
-    /// Different contents of all: the estimate of the union of their sketches.
+    /// Number of different contents of all guests together: the estimate of the union of their sketches.
     pub contents_pages: f64,
 }
 
@@ -76,13 +76,13 @@ pub struct Total {
 impl Sum {
     fn saved_pages(&self) -> f64 {
         let most = self.distinct_pages as f64;
-        // One guest's contents were counted.
+        // The contents of a single guest were counted, not estimated.
         let union = if self.guests == 1 { most } else { self.contents_pages };
         self.held_pages as f64 - union.clamp((self.most_distinct_pages as f64).min(most), most)
     }
 }
 
-/// The sums of this program's own engine.
+/// The sums of each host and key, as this program computes them.
 pub fn sums(fleet: &Fleet) -> Vec<Sum> {
     let mut by_place: BTreeMap<(usize, usize), Vec<&Guest>> = BTreeMap::new();
     fleet.guests.iter().for_each(|guest| by_place.entry((guest.host, guest.key)).or_default().push(guest));
@@ -103,7 +103,7 @@ pub fn sums(fleet: &Fleet) -> Vec<Sum> {
     by_place.into_iter().map(sum).collect()
 }
 
-/// Adds sums up.
+/// Adds sums up, by group and in all. `engine` and `seconds` tell who made the sums, and how long it took.
 pub fn summary(sums: &[Sum], engine: &'static str, seconds: f64) -> Summary {
     let mut groups: BTreeMap<&str, (BTreeSet<&str>, Total, f64)> = BTreeMap::new();
     for sum in sums {

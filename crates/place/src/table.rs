@@ -1,7 +1,7 @@
 //! The table of sketches as Parquet files: see [`Row`] for its columns, which have the same names.
 //!
-//! In a directory, a file is named `HOST.EPOCH.parquet`. A writer keeps the newest few of its own host, and a reader takes the newest
-//! of each host.
+//! In a directory, a file is named `HOST.EPOCH.parquet`. A writer keeps the newest few of its own host, and a reader
+//! takes the newest of each host.
 
 mod read;
 
@@ -55,7 +55,7 @@ pub fn write(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
 }
 
 fn write_rows(file: File, rows: &[Row]) -> Result<(), ParquetError> {
-    // The reader takes nothing else.
+    // The reader takes no dictionaries.
     let plain = WriterProperties::builder().set_dictionary_enabled(false);
     let schema = Arc::new(parse_message_type(SCHEMA)?);
     let mut file = SerializedFileWriter::new(file, schema, Arc::new(plain.build()))?;
@@ -91,19 +91,20 @@ fn write_columns(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Row]) -
 /// A file of a table.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The host and epoch of all of its rows, where its name tells.
+    /// The host and epoch that all of its rows must have, by its name; `None` if its name does not count.
     of: Option<(String, u64)>,
 }
 
 impl Source {
-    /// A file that somebody names.
+    /// A file that was named itself, not its directory. Its rows may be of any hosts and epochs.
     pub fn named(path: &Path) -> Self {
         Self { path: path.to_owned(), of: None }
     }
 
-    /// Checks a row against the file's name: a user who may write one file of a directory must be able to state rows of one host only.
+    /// Checks a row against the file's name: a user who may write one file of a directory must be able to state rows of
+    /// one host only.
     fn check(&self, row: &Row) -> anyhow::Result<()> {
         let Some((host, epoch_s)) = &self.of else { return Ok(()) };
         ensure!(
@@ -116,7 +117,7 @@ impl Source {
     }
 }
 
-/// A host as files are named.
+/// The name of a host as it stands in names of files.
 fn in_name(host: &str) -> String {
     host.replace('/', "_")
 }
@@ -124,7 +125,7 @@ fn in_name(host: &str) -> String {
 /// The files that are meant by `paths`: files, and the newest of each host in directories.
 ///
 /// # Errors
-/// A directory cannot be read, or has no such file.
+/// A directory cannot be read, or has no file of a table.
 pub fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<Source>> {
     let mut files = Vec::new();
     for path in paths {
@@ -163,9 +164,9 @@ fn epochs(dir: &Path) -> anyhow::Result<Vec<(String, u64, PathBuf)>> {
 /// Bounds of the files of one host in a directory. The newest one is kept in any case.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep {
-    /// Most files.
+    /// Most files that are kept.
     pub files: usize,
-    /// Most bytes of all of them.
+    /// Most bytes of all files that are kept.
     pub bytes: u64,
 }
 
@@ -180,7 +181,8 @@ pub fn write_epoch(dir: &Path, host: &str, epoch_s: u64, rows: &[Row], keep: Kee
     own.sort_by_key(|(_, epoch, _)| std::cmp::Reverse(*epoch));
     let (mut files, mut bytes) = (0, 0_u64);
     for (_, epoch, file) in own {
-        // A later epoch than this one is of a clock that was set back since. Readers would take it for the newest.
+        // A file with a later epoch was written before the clock was set back. It is removed, as readers would take it
+        // for the newest.
         if epoch <= epoch_s {
             files += 1;
             bytes = bytes.saturating_add(fs::metadata(&file).map_or(0, |meta| meta.len()));

@@ -130,7 +130,7 @@ fn absurd_guest_is_cut_to_what_readers_take() {
     assert_eq!((read.memory_bytes, read.folded_pages), (Some(1 << 50), 1 << 32));
 }
 
-/// The same rows by a writer whose files may take more memory than they have bytes.
+/// The same rows in files that may take more memory than they have bytes: with dictionaries, and with large row groups.
 #[test]
 fn dictionaries_and_large_groups_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,7 +154,8 @@ fn dictionaries_and_large_groups_are_refused() {
     assert!(written(second.set_compression(Compression::UNCOMPRESSED).build(), &rows[..9]).contains("no plain values"));
 }
 
-/// Bytes of a small table are changed one by one, and the table is cut off at each. Reading it may fail, and never panics.
+/// Bytes of a small table are changed one by one, and the table is cut off at each. Reading it may fail, and never
+/// panics.
 #[test]
 fn damaged_tables_are_refused_or_read() {
     let dir = tempfile::tempdir().unwrap();

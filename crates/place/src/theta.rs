@@ -13,13 +13,13 @@ use std::iter::Peekable;
 
 /// Size of a sketch for the fleet: 2^10 hashes, 8 KiB, an error of 3%.
 pub const FLEET_LG_K: u8 = 10;
-/// Size of a sketch for finalists: 2^13 hashes, 64 KiB, an error of 1%.
+/// Size of a fine sketch, for comparing few guests or groups: 2^13 hashes, 64 KiB, an error of 1%.
 pub const FINE_LG_K: u8 = 13;
 /// Greatest length of a serialized sketch, in bytes.
 pub const MOST_BYTES: usize = 24 + (8 << FINE_LG_K);
 /// The end of the hash space.
 const END: u64 = i64::MAX as u64;
-/// Standard deviations of an error bar.
+/// Half the length of an error bar, in standard deviations.
 const DEVIATIONS: f64 = 2.0;
 
 /// Begins a sketch.
@@ -33,42 +33,42 @@ pub fn finish(mut sketch: ThetaSketch) -> Vec<u8> {
     sketch.compact(true).serialize()
 }
 
-/// A set of contents by its least hashes.
+/// A set of contents, of which only the least hashes are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sketch {
     theta: u64,
-    /// In ascending order, all below theta.
+    /// Hashes of contents in ascending order, all below theta.
     hashes: Vec<u64>,
 }
 
 /// An estimate and its error bar.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// The estimate.
+    /// The estimated number of contents, each of a page.
     pub pages: f64,
-    /// Two standard deviations.
+    /// Error bar of `pages`: two standard deviations.
     pub error: f64,
 }
 
 impl Estimate {
-    /// A number that is known.
+    /// A number that is known exactly.
     pub const fn exact(pages: f64) -> Self {
         Self { pages, error: 0.0 }
     }
 
-    /// The sum of two that err independently.
+    /// The sum of two estimates whose errors are independent.
     pub fn plus(self, other: Self) -> Self {
         Self { pages: self.pages + other.pages, error: self.error.hypot(other.error) }
     }
 
-    /// The difference of two that err independently.
+    /// The difference of two estimates whose errors are independent.
     pub fn minus(self, other: Self) -> Self {
         Self { pages: self.pages - other.pages, error: self.error.hypot(other.error) }
     }
 }
 
 impl Default for Sketch {
-    /// The empty set.
+    /// A sketch of the empty set.
     fn default() -> Self {
         Self { theta: END, hashes: Vec::new() }
     }
@@ -78,7 +78,7 @@ impl Sketch {
     /// Reads a compact sketch, and keeps its `most` least hashes.
     ///
     /// # Errors
-    /// These bytes are no such sketch.
+    /// These bytes are no compact sketch.
     pub fn read(bytes: &[u8], most: usize) -> anyhow::Result<Self> {
         anyhow::ensure!(bytes.len() <= MOST_BYTES, "a sketch of {} bytes: there are {MOST_BYTES} at most", bytes.len());
         let compact = CompactThetaSketch::deserialize(bytes).map_err(|e| anyhow!("{e}"))?;
@@ -95,7 +95,8 @@ impl Sketch {
 
     /// The sketch as [`finish`] writes it.
     pub fn bytes(&self) -> Vec<u8> {
-        // Preamble of 3 words, version 3, theta; two bytes that are not used; read-only, compact, ordered; hash of the default seed.
+        // Preamble of 3 words, version 3, theta; two bytes that are not used; read-only, compact, ordered; hash of the
+        // default seed.
         let mut bytes = vec![3, 3, 3, 0, 0, 0x1a, 0xcc, 0x93];
         bytes.extend((self.hashes.len() as u64).to_le_bytes());
         bytes.extend(self.theta.to_le_bytes());
@@ -103,7 +104,7 @@ impl Sketch {
         bytes
     }
 
-    /// The same set, by at most so many hashes.
+    /// The same set, by at most `most` hashes.
     pub fn cut(mut self, most: usize) -> Self {
         if let Some(first_out) = self.hashes.get(most) {
             self.theta = *first_out;
@@ -113,7 +114,7 @@ impl Sketch {
         self
     }
 
-    /// The union of sets.
+    /// A sketch of the union of these sets.
     pub fn union_of<'a>(sets: impl Iterator<Item = &'a Self> + Clone) -> Self {
         let theta = sets.clone().map(|set| set.theta).min().unwrap_or(END);
         let mut hashes: Vec<u64> = sets.flat_map(|set| set.below(theta)).copied().collect();
@@ -122,7 +123,7 @@ impl Sketch {
         Self { theta, hashes }
     }
 
-    /// The union of this set and another.
+    /// A sketch of the union of this set and another.
     pub fn union(&self, other: &Self) -> Self {
         let theta = self.theta.min(other.theta);
         let (mut a, mut b) = (self.below(theta).iter().peekable(), other.below(theta).iter().peekable());
@@ -158,7 +159,7 @@ impl Sketch {
         if looked_at == 0 { 0.0 } else { common as f64 / looked_at as f64 }
     }
 
-    /// Number of contents.
+    /// Estimated number of contents of the set.
     pub fn size(&self) -> Estimate {
         estimate(self.hashes.len(), self.theta)
     }
@@ -183,14 +184,14 @@ fn least<'a>(
     Some((next, in_a && in_b))
 }
 
-/// The number of which `found` is a sample: each is in it with probability theta.
+/// Size of a set of which a sample has `found` members. Each member is in the sample with probability `theta / END`.
 fn estimate(found: usize, theta: u64) -> Estimate {
     let part = theta as f64 / END as f64;
     let found = found as f64;
     Estimate { pages: found / part, error: DEVIATIONS * (found * (1.0 - part)).sqrt() / part }
 }
 
-/// The part of the hash space in which a sample of a set of so many contents has so many hashes.
+/// The theta with which a sketch of `contents` contents keeps about `hashes` hashes.
 pub fn theta_for(contents: f64, hashes: usize) -> u64 {
     if contents <= hashes as f64 { END } else { (END as f64 * (hashes as f64 / contents)) as u64 }
 }

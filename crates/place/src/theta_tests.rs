@@ -1,4 +1,5 @@
-//! Sketches beside those of the library, and beside bytes of the reference: Apache DataSketches 5.2 for C++, by its Python package.
+//! Sketches beside those of the library, and beside bytes of the reference: Apache DataSketches 5.2 for C++, by its
+//! Python package.
 
 use super::*;
 use datasketches::common::NumStdDev;

@@ -1,4 +1,5 @@
-//! Memory of one guest: what its host gets back when it goes, and what another host has of it already.
+//! Memory of one guest: what its host gets back when the guest moves, and how much of its content another host has
+//! already.
 
 use crate::key::Key;
 use crate::row::Row;
@@ -48,7 +49,7 @@ pub fn weigh(
 ) -> anyhow::Result<Weighed> {
     let look = || take(std::slice::from_ref(guest), key_of, settings);
     let (mut rows, mut missed) = look()?;
-    // A member may fold and unfold while it is read, so that mappings are missed.
+    // A member may fold and unfold pages while it is read. Then mappings are missed, and all is read again.
     for _ in 1..LOOKS {
         if missed.is_empty() {
             break;

@@ -17,7 +17,7 @@ const NAME_CHARS: usize = 24;
 pub struct Audit {
     /// The groups.
     pub groups: Vec<Group>,
-    /// Savings of all groups that count.
+    /// Savings of all groups whose service was asked.
     pub saved_bytes: i64,
     /// Groups that do not count, because their service was not asked.
     pub others: usize,
@@ -25,27 +25,27 @@ pub struct Audit {
     pub frames_checked: u64,
     /// Frames that two groups have in common.
     pub cross_group_frames: u64,
-    /// The first of them, in words.
+    /// The first of these frames, each with two places that map it, in words.
     pub crossings: Vec<String>,
 }
 
 /// One group.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// Its name.
+    /// Name of the group.
     pub name: String,
     /// Number of members.
     pub members: usize,
-    /// Other processes that map its pool.
+    /// Processes that are no members and map the group's pool.
     pub other_processes: usize,
     /// Figures in pages: distinct frames, frames mapped more than once, places that map the pool, frames of the pool,
     /// broken pages in the pool's mappings.
     pub figures: [u64; 5],
     /// Savings of the group; zero pages and tables by the engine's account.
     pub savings: Savings,
-    /// The engine's account, where there is one.
+    /// Savings by the engine's account; `None` where no engine tells.
     pub engine: Option<Savings>,
-    /// Terms, in the order of [`Savings`], in which the two differ by more than time explains.
+    /// For each term of [`Savings`], in its order: whether the two differ by more than the time between them explains.
     pub differs: [bool; 5],
 }
 

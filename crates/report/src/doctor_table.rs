@@ -38,7 +38,7 @@ pub fn write(out: &mut dyn Write, checks: &[Check], faults: &[KernelFault]) -> i
     writeln!(out, "{ok} ok, {warn} could be better, {fail} missing{whose}")
 }
 
-/// Faults are avoided, so they are no checks: nobody has to do anything about them.
+/// Writes the faults that apply or may apply. They are no checks: Pagefold avoids them, so nobody has to act on them.
 fn write_faults(out: &mut dyn Write, faults: &[KernelFault]) -> io::Result<()> {
     let apply: Vec<_> = faults.iter().filter(|fault| fault.applies != Applies::No).collect();
     if apply.is_empty() {
@@ -88,8 +88,8 @@ fn item(out: &mut dyn Write, check: &Check, name_columns: usize) -> io::Result<(
     Ok(())
 }
 
-/// The topic and the name of a check. Checks of guests are about merging or folding, and each of the two has a
-/// heading.
+/// The topic and the name of a check. A guest has two checks, whether its memory can be merged and whether Pagefold
+/// folds it, each with a topic of its own.
 fn split_id(check: &Check) -> (&str, &str) {
     let (topic, name) = check.id.split_once(':').unwrap_or(("host", &check.id));
     if let Some(name) = name.strip_suffix(":folding").filter(|_| topic == "guest") {

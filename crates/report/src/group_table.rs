@@ -14,8 +14,8 @@ const COLUMNS: usize = 100;
 /// Greatest length of a member's name beside figures, in characters.
 const NAME_CHARS: usize = 24;
 
-/// The tables for a group; `words` describe its settings, and `limit` is the pool's that binds. Each family of forked
-/// members has one line, but for `family`, whose members are shown alone.
+/// The tables for a group. `words` describe its settings; `limit` is the limit of its pool that applies. Each family of
+/// forked members has one line, but for `family`, whose members are shown one by one and alone.
 pub fn text(
     name: &str,
     words: &str,
@@ -61,7 +61,7 @@ fn families(members: &[MemberReport]) -> Vec<MemberReport> {
         if m.connected && (m.state == "folding" || !row.connected) {
             (row.state, row.connected) = (m.state.clone(), m.connected);
         }
-        // Members choose these numbers.
+        // Members report these numbers, and may report any: the sums must not overflow.
         for (sum, more) in [
             (&mut row.enrolled_pages, m.enrolled_pages),
             (&mut row.folded_pages, m.folded_pages),
@@ -180,7 +180,7 @@ fn states(group: &str, (settings, limit): (&Settings, (&PoolLimit, u64)), member
         if members.iter().any(|m| state_of(m) == state) {
             text += &wrap(&format!("{}: {meaning}.", state.replace('_', " ")), COLUMNS);
             let fix = remedy(state, group, settings, limit);
-            // Where each member has a remedy of its own, it stands with the member.
+            // A remedy that members have of their own is printed with each member below.
             let is_common = |m: &MemberReport| state_of(m) == state && (m.fix.is_none() || m.fix == fix);
             let is_shown = members.iter().any(is_common);
             let common = fix.filter(|_| is_shown);
@@ -198,7 +198,7 @@ fn states(group: &str, (settings, limit): (&Settings, (&PoolLimit, u64)), member
     if text.is_empty() { text } else { format!("\n{text}") }
 }
 
-/// State of a member that is kept for what its children may still map.
+/// State shown for a member whose agent is not connected any more. It is kept for what its children may still map.
 const GONE: &str = "gone";
 
 fn state_of(member: &MemberReport) -> &str {

@@ -46,7 +46,8 @@ pub struct Report<'a> {
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
 
-/// Pattern for savings that cannot be had: hatched, so that it does not depend on colour alone.
+/// Pattern for savings that only merging across groups would bring: hatched, so that it does not depend on colour
+/// alone.
 const HATCH: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"><defs>
 <pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <rect class="hatch-ground" width="6" height="6"/><rect class="hatch-line" width="2.2" height="6"/></pattern>

@@ -7,9 +7,9 @@ use std::fmt;
 /// The edge of its column that a cell is aligned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// Left, for text.
     Left,
-    /// Figures.
+    /// Right, for figures.
     Right,
 }
 

@@ -8,7 +8,7 @@ use page::{GuestPageKind, Region, pages_to_bytes};
 pub const FRAMES_INFERRED: &str = "The kernel hid the frame numbers, so frames are told apart by file and address: \
     frames shared by fork or merged by KSM count apart. Root sees exact figures.";
 
-/// The price of isolation.
+/// A sentence on the price of isolation.
 pub fn price_of_isolation(findings: &Findings) -> String {
     let all = findings.all_saved_pages;
     let price = findings.isolation_price_pages;
@@ -33,7 +33,7 @@ pub fn price_of_isolation(findings: &Findings) -> String {
     )
 }
 
-/// Frames that are shared already.
+/// A sentence on frames that are shared already.
 pub fn already_shared(findings: &Findings) -> String {
     let a = &findings.already_shared;
     let saved = bytes(pages_to_bytes(a.saved_pages));
@@ -46,7 +46,7 @@ pub fn already_shared(findings: &Findings) -> String {
     text + "."
 }
 
-/// Lengths of runs, if there are matches.
+/// A sentence on the lengths of runs; `None` if no page matches a page of another guest.
 pub fn run_lengths(findings: &Findings) -> Option<String> {
     let r = &findings.runs;
     let sampled =
@@ -63,7 +63,7 @@ pub fn run_lengths(findings: &Findings) -> Option<String> {
     })
 }
 
-/// Change since the previous round.
+/// A sentence on the change since the previous round.
 pub fn change(c: &Change) -> String {
     let before = c.unchanged_pages + c.changed_pages + c.gone_pages;
     format!(

@@ -8,8 +8,8 @@
 //! Beyond N, each further guest is assumed to cost as much as the Nth. That is the memory that guests have for
 //! themselves alone. `docs/insight.md` tells the measured error of this assumption.
 //!
-//! All this holds for guests as they are. A guest may come to use all memory that it was given, and write what it shares:
-//! [`Grown`] tells how many would fit then.
+//! All this holds for guests as they are. A guest may come to use all memory that it was given, and write what it
+//! shares: [`Grown`] tells how many would fit then.
 
 use census::Commonness;
 use page::pages_to_bytes;
@@ -70,7 +70,7 @@ pub struct Present {
     pub full_bytes: Option<u64>,
 }
 
-/// Memory of the host.
+/// Memory of the host that guests can use.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Available memory.
@@ -104,7 +104,8 @@ pub fn forecast(common: &Commonness, present: &[Present], folded: bool, room: &R
     let guests = common.guests();
     let taken = |n: usize| common.together(n, folded);
     let bytes = |pages: f64| pages_to_bytes(1) as f64 * pages;
-    // The mean of `alone`, computed from the curve. With one guest nothing is shared.
+    // The mean of the pages that guests have for themselves alone, computed from the curve. With one guest nothing is
+    // shared.
     let next = if guests > 1 { taken(guests) - taken(guests - 1) } else { taken(1) };
     let (spread, trend) = (
         standard_error(present),
@@ -139,8 +140,8 @@ pub fn forecast(common: &Commonness, present: &[Present], folded: bool, room: &R
     }
 }
 
-/// The guests grown; `None` unless all have a full size. The present guests take `taken_bytes` now, and `further` more
-/// are forecast to fit.
+/// The further guests that fit if all use the memory they were given; `None` unless that is known of every present
+/// guest. The present guests take `taken_bytes` now, and `further` more are forecast to fit.
 fn grown(present: &[Present], taken_bytes: u64, further: u64, room: &Room) -> Option<Grown> {
     let full: u64 = present.iter().map(|p| p.full_bytes).sum::<Option<u64>>()?;
     let guest_bytes = full.checked_div(present.len() as u64).filter(|bytes| *bytes > 0)?;

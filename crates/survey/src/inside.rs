@@ -20,21 +20,21 @@ pub struct KernelFacts {
 
 /// The inside of one VM.
 pub struct Inside {
-    /// Its kernel, if one was found.
+    /// Kernel of the guest, if one was found.
     pub kernel: Option<KernelFacts>,
     /// The reason why no kernel was found.
     pub problem: Option<String>,
-    /// Its memory.
+    /// Memory of the guest, and where it lies in the VMM.
     pub ram: GuestRam,
-    /// The kind of each frame.
+    /// Use of each frame of the guest's memory.
     pub frames: Frames,
     /// The files of [`Frames::files`], in the same order; empty if they were not asked for.
     pub files: Vec<Option<File>>,
 }
 
 impl Inside {
-    /// Looks into a VM. `None` if the guest is no VM, or if its memory cannot be found. `qmp` is a conversation with it,
-    /// if the user named its socket.
+    /// Looks into a VM. `None` if the guest is no VM, or if its memory cannot be found. `qmp` is a conversation with
+    /// it, if the user named its socket.
     ///
     /// # Errors
     /// Its process has gone, or may not be read.
@@ -62,7 +62,8 @@ impl Inside {
                     return Ok(Some(Self { kernel: Some(facts), problem: None, ram, frames, files }));
                 }
                 Err(problem) => {
-                    // Of several problems, that of the likeliest layout is reported.
+                    // If no possible layout of guest memory shows a kernel, the problem with the likeliest layout is
+                    // reported: the first.
                     let frames = Frames::unknown(ram.ranges());
                     last.get_or_insert(Self { kernel: None, problem: Some(problem), ram, frames, files: Vec::new() });
                 }
@@ -71,8 +72,8 @@ impl Inside {
         Ok(last)
     }
 
-    /// Adds the frames that the host does not back, which a census cannot see. Kinds that the guest has no frames of
-    /// are left out.
+    /// Fills in the number of frames of each kind, including frames that the host does not back, which a census cannot
+    /// see. Kinds of which the guest has no frames are left out.
     pub fn complete(&self, kinds: &mut Vec<KindFindings>, with_host: bool) {
         if kinds.is_empty() {
             *kinds = GuestPageKind::ALL.map(|kind| KindFindings::empty(kind, with_host)).into();
@@ -83,7 +84,8 @@ impl Inside {
         kinds.retain(|kind| kind.pages + kind.backed_pages > 0);
     }
 
-    /// The file that the frame at this place holds a page of.
+    /// The file of which the frame with index `place` holds a page; `None` if it holds none, or if files were not asked
+    /// for.
     pub fn file_at(&self, place: usize) -> Option<&File> {
         let number = self.frames.file(place).checked_sub(1)?;
         self.files.get(number as usize)?.as_ref()

@@ -35,12 +35,12 @@ impl Progress {
         Self { state, painter }
     }
 
-    /// Counter of the items done.
+    /// Counter of the items that are done, to be raised by those who do the work.
     pub fn done(&self) -> &AtomicU64 {
         &self.state.done
     }
 
-    /// Corrects the number of items.
+    /// Corrects the number of all items.
     pub fn set_total(&self, total: u64) {
         self.state.total.store(total, Ordering::Relaxed);
     }

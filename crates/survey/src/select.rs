@@ -59,7 +59,7 @@ impl Selection {
         let first = !RESOLVED.swap(true, Ordering::Relaxed);
         let file = self.groups.as_deref().map(GroupFile::read).transpose().map_err(Stop::usage)?.unwrap_or_default();
         for &pid in &self.pids {
-            // A process that ends during a watch could be meant when that began.
+            // During a watch, a process may have ended since the first round: that is no wrong usage.
             check_process(pid, survey).map_err(|error| if first { error } else { anyhow!("{error}") })?;
         }
         let all = survey.guests(&self.pids, &self.members(members, first)?);
@@ -81,7 +81,8 @@ impl Selection {
         Ok(guests)
     }
 
-    /// The members of services: programs that are folded are guests, and may be grouped as a service groups them.
+    /// Asks services for their members: folded programs, which are guests too, and whose groups `--group-by service`
+    /// takes. Without that rule, a failure is only printed, and there are no members.
     fn members(&self, ask: Members<'_>, first: bool) -> anyhow::Result<Vec<Membership>> {
         let by_service = self.group_by == GroupRule::Service;
         if !by_service && self.globs.is_empty() && !self.pids.is_empty() {
@@ -106,7 +107,7 @@ impl Selection {
         guest.pids.iter().any(|pid| self.pids.contains(pid)) || self.globs.iter().any(|glob| hits(glob, guest))
     }
 
-    /// An error for a pattern that matches no guest, since it is more likely a slip than meant.
+    /// Fails if a pattern matches no guest, since it is more likely a slip than meant.
     fn check_globs(&self, guests: &[Guest]) -> anyhow::Result<()> {
         let Some(glob) = self.globs.iter().find(|glob| !guests.iter().any(|g| hits(glob, g))) else { return Ok(()) };
         let glob = cli::printable(glob.as_str());
@@ -131,7 +132,7 @@ fn is_process(glob: &Glob, survey: &Survey) -> bool {
     survey.processes.iter().any(|p| glob.matches(&p.comm) || glob.matches(&format!("process:{}", p.pid)))
 }
 
-/// Checks that the files whose page cache is to be counted can be.
+/// Checks that the page cache of these files can be counted.
 ///
 /// # Errors
 /// One of them cannot be opened, is empty, or is no plain file.
@@ -161,7 +162,7 @@ fn check_process(pid: u32, survey: &Survey) -> anyhow::Result<()> {
         Err(_) if host::proc_hides_processes() => {
             usage(format!("there is no process {pid}, or /proc hides it (hidepid): run as root to see all"))
         }
-        // It started a moment ago, or has ended meanwhile.
+        // It started after the processes were listed, or has ended meanwhile.
         _ => usage(format!("there is no process {pid}")),
     }
 }

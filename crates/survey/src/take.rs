@@ -11,15 +11,15 @@ use guest::{Guest, HostSide, Missed, Plan, ScanOptions, ScanTotals};
 use page::{GuestIndex, PAGE_BYTES, PageSample};
 use std::time::{Duration, Instant};
 
-/// Name of the host's own side in a list of guests' ids. Those have a colon.
+/// Stands for the host itself among the ids of guests, all of which have a colon.
 pub const HOST: &str = "host";
 
 /// Greatest number of guests in one census: the index numbers them with 16 bits, and one number is the host's.
 const MOST_GUESTS: usize = u16::MAX as usize - 1;
 
-/// Subject and settings of a census.
+/// Which guests a census counts, and how.
 pub struct Request<'a> {
-    /// The guests.
+    /// The guests that are counted.
     pub guests: &'a [Guest],
     /// The part of the host that is included.
     pub host_side: HostSide,
@@ -29,7 +29,7 @@ pub struct Request<'a> {
     pub index_bytes: Option<usize>,
     /// Read page frames themselves, not the memory of processes.
     pub no_trace: bool,
-    /// Cells of each guest's page map.
+    /// Number of cells of each guest's page map.
     pub map_cells: u32,
     /// Called with every sample, from any thread.
     pub samples: Option<&'a (dyn Fn(&PageSample) + Sync)>,
@@ -61,9 +61,10 @@ impl<'a> Request<'a> {
 
 /// An observer that learns all holders of every content.
 pub trait See {
-    /// Shows the places of all pages.
+    /// Called once, before the scan, with the places of all pages.
     fn plan(&self, plan: &Plan);
-    /// Shows all entries of one content, frame by frame. A zero page that only its owner maps has no entry.
+    /// Called for each content, with all of its entries, frame by frame. A zero page that only its owner maps has no
+    /// entry.
     fn class(&self, class: &[Entry]);
 }
 
@@ -112,7 +113,7 @@ pub fn take(request: &Request<'_>) -> anyhow::Result<(Findings, Option<Round>)> 
     Ok((findings, round))
 }
 
-/// Totals of all passes.
+/// Totals of the scans of all passes.
 struct Scanned {
     totals: ScanTotals,
     hashed_pages: u64,
@@ -130,7 +131,8 @@ fn scan(request: &Request<'_>, plan: &Plan, census: &mut Census) -> anyhow::Resu
         let (scanned, seen, collected) = pass(request, plan, census, &interval, &progress, totals.is_none())?;
         hashed_pages += scanned.hashed_pages;
         match &mut totals {
-            // Counts are those of the first pass; pages that got lost count in any pass.
+            // All passes scan the same pages, so the counts of the first pass are kept. Pages that could not be read
+            // are added up.
             Some(totals) => totals.missed.extend(scanned.missed),
             None => {
                 seen_in_first_pass = seen;
@@ -144,7 +146,7 @@ fn scan(request: &Request<'_>, plan: &Plan, census: &mut Census) -> anyhow::Resu
         });
         from = interval.next();
         if let Some(next) = from {
-            // The share of the hash space that is done tells how many scans are to come.
+            // From the share of the hash space that is done follows how many passes the whole of it takes.
             let share_done = next as f64 / u64::MAX as f64;
             let scans = (f64::from(census.passes()) / share_done).ceil();
             progress.set_total((plan.pages() as f64 * scans) as u64);

@@ -6,8 +6,8 @@
 //!  docs/performance.md:                    <!-- figures: NAME --> caption and table <!-- end -->
 //! ```
 //!
-//! `--check` writes nothing and fails where a table differs from its record. A record is a bench's output with its date, its
-//! command and its machine; docs/method.md tells how one is made.
+//! `--check` writes nothing and fails where a table differs from its record. A record is a bench's output with its
+//! date, its command and its machine; docs/method.md tells how one is made.
 
 mod churn;
 mod containers;
@@ -31,7 +31,7 @@ const RECORDS: &str = "docs/figures";
 /// Largest size of a record, in bytes.
 const MOST_BYTES: usize = 60_000;
 
-/// The result.
+/// The tables that differed, and whether they were written.
 pub struct Report {
     /// Names of tables that differed from their records.
     pub stale: Vec<String>,

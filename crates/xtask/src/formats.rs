@@ -6,9 +6,9 @@
 //!  docs/formats.md:    <!-- type: FILE NAME --> tables of it and of all that it holds <!-- end -->
 //! ```
 //!
-//! FILE is seen from `crates`. `--check` writes nothing and fails where a table differs. A shape that cannot be told from
-//! the source is an error, and so is a field without a comment. Tests of the programs compare the tables with real output (`assert_documented`), as a test here
-//! does with recorded output.
+//! FILE is seen from `crates`. `--check` writes nothing and fails where a table differs. A field without a comment is
+//! an error, and so is a type whose JSON cannot be told from the source. Tests of the programs compare the tables with
+//! real output (`assert_documented`), as a test here does with recorded output.
 
 mod types;
 
@@ -25,8 +25,8 @@ const DOCUMENT: &str = "docs/formats.md";
 /// Name of the markers around tables.
 pub const KIND: &str = "type";
 
-/// Makes every table of the document anew, and writes it unless it is only to be checked. Returns the names of those that
-/// differed.
+/// Makes every table of the document anew, and writes it unless it is only to be checked. Returns the names of the
+/// tables that differed.
 ///
 /// # Errors
 /// A file cannot be read or written, or a table cannot be made.
@@ -41,7 +41,7 @@ pub fn update(root: &Path, only_check: bool) -> Result<Vec<String>> {
     Ok(filled.stale)
 }
 
-/// The result in words.
+/// The names in `stale` as lines of text.
 pub fn told(stale: &[String], only_check: bool) -> String {
     let end = if only_check { "differs from the type: run ./x formats" } else { "is written" };
     match stale {
@@ -118,7 +118,8 @@ impl All {
         Ok(())
     }
 
-    /// The way a Rust type is written, in words. Types that have tables are added to the queue.
+    /// What a Rust type is in JSON, in words. `written` is the type as the source has it. Types that have tables are
+    /// added to the queue.
     fn shape<'a>(&'a self, written: &str, of: &'a Type, queue: &mut Vec<&'a Type>) -> Result<String> {
         let mut inner = |written: &str| self.shape(written, of, queue);
         if let Some(items) = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
@@ -175,7 +176,7 @@ impl All {
         if is_only { of.name.clone() } else { format!("{}::{}", stem(&of.file), of.name) }
     }
 
-    /// The type that a name means in the file of another one.
+    /// The type that the name `written` means in the file of the type `from`.
     fn find(&self, written: &str, from: &Type) -> Result<&Type> {
         let path = written.split('<').next().unwrap_or(written);
         let (modules, name) = path.rsplit_once("::").unwrap_or(("", path));

@@ -1,4 +1,4 @@
-//! `./x bench guard`: cost of folding beside that of the last record.
+//! `./x bench guard`: compares the cost of folding with the last record.
 //!
 //! ```text
 //!  pagefold bench ksm --image synthetic --json --> ratios of this run --.
@@ -89,7 +89,7 @@ fn record(output: &Value, date: &str, commit: &str) -> Result<Record> {
 }
 
 impl Report {
-    /// Costs that have grown by a tenth, and merging that has become a tenth less.
+    /// Names of the costs that have grown by more than a tenth, and `merged` if fewer pages are merged by as much.
     fn worse(&self) -> Vec<&'static str> {
         let Some(last) = &self.last else { return Vec::new() };
         let of = [("cpu", self.now.cpu, last.cpu), ("wall", self.now.wall, last.wall)];
@@ -101,7 +101,7 @@ impl Report {
         worse
     }
 
-    /// Whether nothing has grown by a tenth.
+    /// Whether nothing has become worse by a tenth.
     pub fn is_good(&self) -> bool {
         self.worse().is_empty()
     }

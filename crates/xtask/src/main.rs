@@ -1,4 +1,5 @@
-//! Checks of the source tree, `./x structure`, `./x words`, `./x figures` and `./x formats`; its tests; and `./x bench guard`.
+//! Checks of the source tree: `./x structure`, `./x words`, `./x figures` and `./x formats`. Also `./x test`, and
+//! `./x bench guard`.
 //!
 //! ```text
 //!  .rs files --> rust (tokens, comments) ----------------------------------> words: findings
@@ -6,7 +7,7 @@
 //!  cargo metadata, table in ARCHITECTURE.md, .rs files --------------------> structure: rooms, problems
 //!  .rs files --> rust (tokens) --> formats::types --------------------------> formats: tables in docs/formats.md
 //!  raw output of benches in docs/figures ----------------------------------> figures: tables in docs/performance.md
-//!  output of a bench, docs/figures/guard.json -----------------------------> guard: whether folding has become dearer
+//!  output of a bench, docs/figures/guard.json -----------------------------> guard: whether folding costs more
 //! ```
 //!
 //! All run in the root of the repository. The exit code is 0 if nothing was found, 1 if something was, and 2 if the

@@ -18,7 +18,7 @@ pub fn ends(line: &str) -> bool {
 
 /// A document with its tables made anew.
 pub struct Filled {
-    /// All of it.
+    /// All lines of the document.
     pub text: String,
     /// Names of tables that were different before.
     pub stale: Vec<String>,

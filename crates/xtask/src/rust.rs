@@ -30,7 +30,7 @@ pub fn tokens(text: &str) -> Result<TokenStream> {
     text.parse().map_err(|error| anyhow!("no Rust: {error}"))
 }
 
-/// Takes a file apart.
+/// Finds the comments, names and functions of a file.
 pub fn parse(text: &str) -> Result<RustFile> {
     let mut reader = Reader { lines: Lines::new(text), text, file: RustFile::default(), end: 0 };
     reader.level(tokens(text)?);

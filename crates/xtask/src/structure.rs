@@ -1,5 +1,5 @@
-//! The crates below `crates/` ("rooms"): their sizes and dependencies, cycles, arrows and numbers inside of them, and long
-//! functions.
+//! The crates below `crates/` ("rooms"): their sizes and dependencies, cycles, arrows and numbers inside of them, and
+//! long functions.
 
 mod allowed;
 mod arrows;
@@ -20,10 +20,10 @@ pub use rooms::Room;
 
 /// Largest share of all lines that one room may have, in percent.
 const MOST_PERCENT: usize = 20;
-/// Most lines of a function.
+/// Most lines that a function may have.
 const MOST_LINES: usize = 50;
 
-/// The result.
+/// Sizes, dependencies and problems of the tree.
 #[derive(Debug, Default, Serialize)]
 pub struct Structure {
     /// Every crate below `crates/`, by name.
@@ -83,7 +83,7 @@ pub fn read(root: &Path) -> Result<Structure> {
 }
 
 impl Structure {
-    /// Returns the banned arrows of the room.
+    /// Counts what is in the files of one room. Returns the banned arrows that they have, as problems.
     fn read_room(&mut self, root: &Path, at: usize, bans: &[arrows::Ban]) -> Result<Vec<String>> {
         let room = &mut self.rooms[at];
         let mut sources = Vec::new();

@@ -1,11 +1,12 @@
-//! `./x test`: runs every test of the workspace by cargo-nextest, and ends with how many passed, failed and were skipped, and why.
+//! `./x test`: runs every test of the workspace by cargo-nextest. At the end it prints how many passed, failed and were
+//! skipped, and why.
 //!
 //! ```text
 //!  cargo nextest run --> target/nextest/default/junit.xml --> Summary --> text, and JSON for `--json FILE`
 //! ```
 //!
-//! `.config/nextest.toml` says which tests run beside each other, and for how long. A test that cannot run here says `skipped: `
-//! and the reason on stderr, and passes; it is counted as skipped.
+//! `.config/nextest.toml` says which tests run beside each other, and for how long. A test that cannot run here says
+//! `skipped: ` and the reason on stderr, and passes; it is counted as skipped.
 
 use anyhow::{Context, Result, ensure};
 use roxmltree::{Document, Node, ParsingOptions};
@@ -94,7 +95,8 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Runs the tests that `words` select, as `cargo nextest run` takes them; all without any. Writes the results to `json`, too.
+/// Runs the tests that `words` select, as `cargo nextest run` takes them; all without any. Writes the results to
+/// `json`, too.
 ///
 /// # Errors
 /// Nothing can be built, or the runner has left no results.

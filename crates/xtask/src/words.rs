@@ -12,10 +12,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Directory of the notebook: records of the past, for which no rule is.
+/// Directory of the notebook: records of the past, which no rule applies to.
 const NOTEBOOK: &str = "docs/notebook/";
 
-/// Words for which the kernel or the field has another one, in all their forms; and that one.
+/// Words in all their forms, each with the term that the kernel or the literature has for the same thing.
 const TERMS: &[(&[&str], &str)] = &[
     (&["regain", "regains", "regained", "regaining"], "collapse"),
     (&["door", "doors"], "hook"),
@@ -30,7 +30,7 @@ const TERMS: &[(&[&str], &str)] = &[
 ];
 /// Phrases that leave open which thing or actor is meant. Words in lower case are found in any case.
 const VAGUE: &[&str] = &["whoever", "that which", "such ones"];
-/// Phrases that tell of the project's past, in reference text: documents, and comments of modules.
+/// Phrases about the project's past, which do not belong into reference text: documents, and comments of modules.
 const HISTORY: &[&str] = &[
     "formerly",
     "at present",
@@ -44,7 +44,7 @@ const HISTORY: &[&str] = &[
     "not yet possible",
     "not yet supported",
 ];
-/// Beginnings of names of tests that name no thing.
+/// Beginnings of names of tests that do not say what is tested.
 const RIDDLES: &[&str] = &["what_", "who_", "whoever_", "whatever_", "that_", "where_", "when_"];
 
 /// A place at which a rule is broken.

@@ -33,7 +33,8 @@ pub fn run(args: &Args, own: Command) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The command line of pagefold, with all that this program does for it.
+/// The command line of `pagefold`, with the commands of this program in place of those by which `pagefold` only
+/// executes it.
 fn whole(own: Command) -> Command {
     let own = commands::with_exit_codes(own);
     let shown = own.get_subcommands().filter(|command| !command.is_hide_set());

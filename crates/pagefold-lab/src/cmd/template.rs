@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Word of the kernel's command line that has the helper started, on the third serial line.
 const HELPER: &str = "pagefold.identity=/dev/ttyS2";
 
-/// The machine of an image.
+/// The machine from which a template of an image is made: QEMU's command line, disk and memory.
 pub fn of_image(args: &CreateArgs, image: &str) -> anyhow::Result<Source> {
     let image = ImageName::from_str(image, false)
         .map_err(|_| Stop::Usage(format!("there is no image {image}: tiny and debian are images of VMs")))?;

@@ -7,7 +7,7 @@ use std::fs;
 
 /// File name of the agent's library.
 const LIBRARY: &str = "libpagefold.so";
-/// Beginning of the names of the agent's threads. They stand in `/proc/PID/task/*/comm`.
+/// Beginning of the names (`/proc/PID/task/*/comm`) of the agent's threads.
 const THREADS: &str = "pagefold";
 /// Beginning of the names of valgrind's libraries.
 const VALGRIND: &str = "vgpreload_";
@@ -35,7 +35,8 @@ enum Still {
     NoThread,
 }
 
-/// Why a member's process does nothing. For a connected member, only whether its process is stopped.
+/// Why a member's process does nothing. For a connected member, the only reason looked for is that its process is
+/// stopped; `None` if it is not.
 pub fn look(pid: u32, is_connected: bool) -> Option<Look> {
     if is_connected { stopped(pid) } else { Some(absent(pid)) }
 }
@@ -64,7 +65,8 @@ fn find(pid: u32) -> Absent {
         return Absent::Connecting;
     }
     let is_loaded = mappings.iter().any(|m| m.name.trim_end_matches(" (deleted)").ends_with(LIBRARY));
-    // An agent ends when its process installs a seccomp filter, and the next program then runs without the library.
+    // An agent ends when its process installs a seccomp filter. A program that this process executes then runs without
+    // the library.
     if !is_loaded && !is_filtered(pid) {
         let program = Process::read(pid).ok().and_then(|process| process.exe);
         return Absent::NotLoaded {

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for other processes that hold the lock of the promises: 10 s.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest wait for the first look of a balancer, with `--wait`: 60 s.
+/// Longest wait, with `--wait`, until the process that balances memory has recorded facts of the host and its guests:
+/// 60 s.
 const FIRST_LOOK: Duration = Duration::from_secs(60);
-/// Pause between two tries: 100 ms.
+/// Pause between two attempts to ask during this wait: 100 ms.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Arguments of `pagefold admit`.
@@ -95,8 +96,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Asks whether guests fit, by the last look of the process that balances memory for a service. With `waits`, waits for
-/// its first look, and has loans withdrawn.
+/// Asks whether guests fit, by the facts that the process which balances memory for a service has recorded last. With
+/// `waits`, waits for its first record, and has memory withdrawn that guests were lent beyond their guarantees.
 pub fn ask(service: &Path, asked: Asked, waits: bool) -> anyhow::Result<Answered> {
     let asked = match (&asked.name, waits) {
         (None, true) => Asked { name: Some(format!("admission-of-{}", std::process::id())), ..asked },
@@ -121,7 +122,8 @@ pub fn ask(service: &Path, asked: Asked, waits: bool) -> anyhow::Result<Answered
     Ok(answered)
 }
 
-/// Withdraws loans for a promise, as another process: it looks at the host anew. Returns whether that made room.
+/// Runs `pagefold balance reserve`, which reads the facts of the host anew, withdraws memory that guests were lent, and
+/// promises it. Returns whether there was room.
 fn reserve(service: &Path, bytes: u64, name: &str, hold_s: u64) -> anyhow::Result<bool> {
     let mut command = Command::new(cli::pagefold());
     command.args(["balance", "reserve", &bytes.to_string(), "--for", name, "--hold", &hold_s.to_string()]);
@@ -129,7 +131,7 @@ fn reserve(service: &Path, bytes: u64, name: &str, hold_s: u64) -> anyhow::Resul
     Ok(command.status().context("cannot reserve memory")?.success())
 }
 
-/// The words of a no; `None` for a yes.
+/// The reason of a refusal in words; `None` if the guests are admitted.
 pub fn refusal(answered: &Answered, name: &str) -> Option<String> {
     let reason = answered.admission.reason.as_ref()?;
     let again = answered.admission.again_s.map_or_else(String::new, |s| format!(" (it may be otherwise in {s} s)"));

@@ -1,9 +1,10 @@
-//! `pagefold lab`, `bench` and `study`, and templates of the lab's images: a program of its own does them, where it is installed.
+//! `pagefold lab`, `bench` and `study`, and templates of the lab's images: for these, the program `pagefold-lab` is
+//! executed, if it is installed.
 
 use super::place::become_program;
 use std::ffi::OsString;
 
-/// The program.
+/// The program that carries out these commands.
 const PROGRAM: &str = "pagefold-lab";
 
 /// Arguments that it takes. It has the help, too.
@@ -15,7 +16,8 @@ pub struct Args {
     _words: Vec<OsString>,
 }
 
-/// Becomes the program, with this command line. Returns only to tell why that is not possible.
+/// Executes `pagefold-lab` in place of this process, with the same arguments. Returns only if that fails, with the
+/// reason.
 pub fn become_lab() -> anyhow::Error {
     become_program(
         PROGRAM,

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// whether its `pagefold-attach` has ended: 10 ms.
 const ASK: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(10);
-/// Most bytes of a program's file that are searched: 256 MiB.
+/// Most bytes of a program's file in which the name `mremap` is searched: 256 MiB.
 const MOST_PROGRAM_BYTES: u64 = 256 << 20;
 /// Longest wait for the end of the `pagefold-attach` beside a process that has been detached: 10 s.
 const LINGERS: Duration = Duration::from_secs(10);
@@ -283,16 +283,16 @@ fn in_words(attached: &Attached, dry_run: bool) -> String {
     format!("process {pid} ({threads} threads) is a member of group {group}: {size}; {stopped}{whom}")
 }
 
-/// Whether a process may call `mremap` without a C library that it has loaded: the agent serves calls through such a library.
-/// The file of a statically linked program names its functions, if it was not stripped of that.
+/// Whether a process may call `mremap` other than through a C library that it has loaded: the agent intercepts only
+/// calls through such a library. The file of a statically linked program names its functions, if it was not stripped.
 fn has_own_mremap(pid: u32) -> bool {
-    // Only the end of the name is searched: linkers store `mremap` as the end of `__mremap`.
+    // Linkers may store the name `mremap` as the end of `__mremap`, so the byte before it is not looked at.
     const NAME: &[u8] = b"mremap\0";
     let mappings = Mapping::list(pid).unwrap_or_default();
     if mappings.iter().any(Mapping::is_c_library) {
         return false;
     }
-    // The program's file may lie on a file system whose server does not answer.
+    // A file on a file system whose server may not answer is not read: the program may have a call of its own.
     let program = fs::read_link(host::proc_file(pid, "exe")).unwrap_or_default();
     let local = host::LocalFiles::of(pid);
     if !mappings.iter().any(|mapping| program == Path::new(&mapping.name) && local.hold(mapping)) {
@@ -304,7 +304,7 @@ fn has_own_mremap(pid: u32) -> bool {
     read.is_ok() && bytes.windows(NAME.len()).any(|some| some == NAME)
 }
 
-/// Says that ksmd does not run, if it does not. Its knobs are the operator's.
+/// Prints a remark if ksmd does not run. Whether it runs is for the operator to decide.
 ///
 /// # Errors
 /// The kernel has no KSM.
@@ -389,10 +389,11 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Ends the membership of a process.
+/// Ends the membership of a process. Waits for `patience` at most until an agent in it has made all folded pages
+/// private.
 ///
 /// # Errors
-/// The service refuses, or the process is not left in time.
+/// The service refuses, or the process still has folded pages when the time is over.
 pub fn leave(service: &Service, member: &MemberLine, patience: Duration) -> anyhow::Result<()> {
     let process = ProcessId { pid: member.identity.pid, start_ticks: member.identity.started };
     service.may_leave(process, true)?;
@@ -403,7 +404,8 @@ pub fn leave(service: &Service, member: &MemberLine, patience: Duration) -> anyh
     }
 }
 
-/// Waits until the agent of a process that was started as a member has made all private, and has ended.
+/// Waits until the agent of a process that was started as a member has made all folded pages private and has ended.
+/// Then ends the membership.
 fn take_out(service: &Service, process: ProcessId, patience: Duration) -> anyhow::Result<()> {
     let pid = process.pid;
     let until = Instant::now() + patience;
@@ -502,7 +504,7 @@ mod tests {
             let made = Command::new("cc").args([flag, "-o"]).args([&program, &source]).status().unwrap();
             assert!(made.success());
             let mut waits = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-            // Its word proves that it is executed, and has loaded its libraries.
+            // Once it has printed this word, it has been executed, and has loaded its libraries.
             let mut said = [0; 5];
             waits.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
             assert_eq!(has_own_mremap(waits.id()), is_own, "{flag}");

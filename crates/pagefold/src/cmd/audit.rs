@@ -110,7 +110,7 @@ fn ask(args: &Args) -> anyhow::Result<Vec<Engine>> {
     services.iter().map(account).collect()
 }
 
-/// The account of one service.
+/// Members, groups and savings by one service's own account.
 fn account(service: &Service) -> anyhow::Result<Engine> {
     let member = |m: MemberLine| Member {
         group: m.group,
@@ -135,7 +135,7 @@ fn account(service: &Service) -> anyhow::Result<Engine> {
 
 fn keep_only(findings: &mut Findings, group: &str) -> anyhow::Result<()> {
     findings.by_group.retain(|g| g.name == group);
-    // Another service's group of this name is another group.
+    // A service that was not asked may have another group of this name, which is left out.
     let is_ours = findings.by_group.iter().any(|g| g.service.is_some());
     findings.by_group.retain(|g| g.service.is_some() || !is_ours);
     if findings.by_group.is_empty() {

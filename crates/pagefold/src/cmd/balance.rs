@@ -22,7 +22,7 @@ use std::time::Duration;
 use survey::Selection;
 use world::{Keep, World};
 
-/// Least pause between two rounds: 1 s. Other processes get the turn (the lock of the ledger) meanwhile.
+/// Least pause between two rounds: 1 s. Other processes can take the lock of the ledger meanwhile.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Arguments of `pagefold balance`.
@@ -130,31 +130,32 @@ struct ReserveArgs {
     dry_run: bool,
 }
 
-/// A size, or 0
+/// Parses a size, or 0.
 fn parse_size_or_none(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { parse_bytes(text) }
 }
 
-/// A policy of admission
+/// Parses the name of a policy of admission.
 pub fn parse_assurance(text: &str) -> Result<Assurance, String> {
     let known = || format!("there is no policy {text:?}; use {}", Assurance::NAMES.join(", "));
     Assurance::named(text).ok_or_else(known)
 }
 
-/// `GLOB=SIZE`
+/// Parses `GLOB=SIZE`: the size that is guaranteed to guests with a matching id or name.
 fn parse_guarantee(text: &str) -> Result<(guest::Glob, u64), String> {
     let (glob, size) = text.rsplit_once('=').ok_or("use GLOB=SIZE, such as acme-*=256M")?;
     Ok((glob.parse()?, parse_bytes(size)?))
 }
 
-/// `GLOB=URI`
+/// Parses `GLOB=URI`: where guests with a matching id or name may be moved.
 fn parse_move(text: &str) -> Result<(guest::Glob, String), String> {
     let (glob, to) = text.rsplit_once('=').ok_or("use GLOB=URI, such as acme-*=tcp:10.0.0.2:4444")?;
     Ok((glob.parse()?, parse_destination(to)?))
 }
 
 impl ApplyArgs {
-    /// How looks are kept for admissions, by a process that balances all guests continuously.
+    /// How the facts of each round are recorded for admissions; `None` if this process does not balance all guests,
+    /// again and again.
     fn keep(&self, selection: &Selection) -> Option<Keep> {
         let every = self.every.filter(|_| selection.selects_all())?;
         Some(Keep { every: Duration::from_secs(every), assurance: self.admit })
@@ -214,14 +215,15 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Sets the balancer's clock. Returns the constants by it.
+/// Makes the balancer's clock run `rate` times as fast. Returns the planner's constants for this clock.
 fn hurried(world: &mut World, rate: u32) -> Params {
     world.gatherer.hurry(rate);
     let usual = Params::default();
     Params { withdrawal: usual.withdrawal / rate, ..usual }
 }
 
-/// Takes the steps of a round against pressure, where there are rounds, every so many seconds.
+/// Acts against memory pressure: changes the rung of the pressure ladder, the pace of groups, and the guest that is
+/// proposed for another host. Does nothing in a single round, where `every` is `None`.
 fn answer(
     world: &mut World,
     ladder: &mut Ladder,
@@ -250,7 +252,7 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
         }
         let (began, turn) = (world.at(), world.take_turn()?);
         let mut hold = Hold::default();
-        // Guests are paused before the next look, which takes some time.
+        // Guests are paused before facts are gathered anew, which takes some time.
         world.pause(&mut hold, &turn, &params)?;
         if apply.every.is_some() {
             world.ledger.note_rules(&turn, world.gatherer.rules())?;
@@ -286,7 +288,8 @@ fn run_apply(common: &Common, world: &mut World, apply: &ApplyArgs) -> anyhow::R
     }
 }
 
-/// Ends this process when standard input closes. Balancing may be killed at any instant without harm: docs/balance.md.
+/// Starts a thread that ends this process when standard input closes. Balancing may be killed at any instant without
+/// harm: docs/balance.md.
 fn end_at_hangup() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -333,7 +336,8 @@ fn run_reserve(common: &Common, world: &mut World, reserve: &ReserveArgs) -> any
     Ok(Outcome::Done)
 }
 
-/// Plans room, and promises it before anything is freed: should this process be killed, others leave it to the guest.
+/// Plans room, and promises it before anything is freed: if this process is killed, other processes keep the memory for
+/// the guest.
 fn promise_room(
     world: &mut World,
     reserve: &ReserveArgs,

@@ -143,7 +143,7 @@ fn places() -> (Store, Clones) {
 pub fn clone(args: &CloneArgs) -> anyhow::Result<Outcome> {
     let (store, clones) = places();
     let (template, dir) = store.find(&args.group, &args.template)?;
-    // Proxmox VE starts QEMU by itself.
+    // A QEMU that Proxmox VE starts by itself is no member.
     let is_folded = !args.no_fold && !matches!(args.snippet, Some(By::Proxmox));
     let folding = if !is_folded { None } else { Folding::find(&args.service.meant(), &args.group)? };
     host::note_interrupts()?;

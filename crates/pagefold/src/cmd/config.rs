@@ -1,4 +1,4 @@
-//! `pagefold config`: whether a configuration can be meant.
+//! `pagefold config`: whether a configuration is valid, and which parts of it are doubtful on this host.
 
 mod doubts;
 

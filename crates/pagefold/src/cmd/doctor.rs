@@ -70,7 +70,7 @@ struct Found<'a> {
     kernel_faults: &'a [KernelFault],
 }
 
-/// Adds what the lab found out about KVM, which is what it goes by.
+/// Adds to the check of KVM whether a kernel boots in it. The lab has found that out, and uses KVM or emulation by it.
 fn add_trial(kvm: &mut Check, trial: Option<&KvmTrial>) {
     match trial {
         _ if kvm.status != Status::Ok => {}
@@ -83,7 +83,7 @@ fn add_trial(kvm: &mut Check, trial: Option<&KvmTrial>) {
     }
 }
 
-/// Ends in an error that names what cannot work on this host.
+/// Fails if a check has failed, and names these checks: this host lacks what they are about.
 fn missing(checks: &[Check]) -> anyhow::Result<Outcome> {
     let failed: Vec<&str> = checks.iter().filter(|c| c.status == Status::Fail).map(|c| c.id.as_str()).collect();
     if failed.is_empty() {

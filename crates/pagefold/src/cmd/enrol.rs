@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
         Action::Plan => plan(args, &program),
         Action::Apply { until_hangup } => {
             if until_hangup {
-                // It may end at any instant: a process that is being attached is left to pagefold-attach.
+                // This process may end at any instant: `pagefold-attach` goes on with a process that is being attached.
                 std::thread::spawn(|| {
                     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
                     std::process::exit(0);
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// The path of the program that attaches.
+/// The path of `pagefold-attach`, which attaches processes.
 pub fn program() -> anyhow::Result<PathBuf> {
     service::helper::program(PROGRAM).map_err(|e| Stop::HostLacks(format!("{PROGRAM}: {e}")).into())
 }

@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut inside = Vec::new();
     for (n, guest) in guests.iter().enumerate() {
         let looked = Inside::of(guest, qmp.take_if(|_| n == target), true);
-        // Of the other guests only names are needed.
+        // Of the other guests only names of files are needed, so their errors do not matter.
         inside.push(if n == target { looked.context("cannot read its memory")? } else { looked.unwrap_or_default() });
     }
     let things = Things::new(&guests, &inside, target);
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The conversation with the guest's QEMU over the socket that the user named.
+/// Connects to the guest's QEMU by the QMP socket that the user named.
 fn qmp(guest: &Guest, path: &Path) -> anyhow::Result<Qmp> {
     let id = cli::printable(&guest.id);
     if guest.kind != GuestKind::Qemu {
@@ -104,7 +104,7 @@ fn qmp(guest: &Guest, path: &Path) -> anyhow::Result<Qmp> {
     })
 }
 
-/// The emulated devices of a guest; `None` where no QEMU tells. It serves one client at a time, and so anew.
+/// The emulated devices of a guest; `None` if no QEMU tells. QEMU serves one client at a time, so this connects anew.
 fn devices(guest: &Guest, socket: Option<&Path>) -> Option<Vec<Device>> {
     let mut qmp = match socket {
         Some(path) => qmp(guest, path).ok()?,
@@ -113,7 +113,7 @@ fn devices(guest: &Guest, socket: Option<&Path>) -> Option<Vec<Device>> {
     Device::all(guest, &mut qmp).ok()
 }
 
-/// The group that a guest is folded in; for one that is not, a group that it could be started in.
+/// The group that a guest is folded in. For a guest that is not folded, a group that it could be started in.
 fn fold_in(guest: &Guest) -> String {
     let pool = |pid: &u32| {
         let mappings = host::Mapping::list(*pid).ok()?;
@@ -123,7 +123,7 @@ fn fold_in(guest: &Guest) -> String {
     guest.pids.iter().find_map(pool).unwrap_or_else(|| api::name::of_group(own))
 }
 
-/// The one guest that matches.
+/// The index of the one guest that matches. Fails if none or several match, or if it is no VM.
 fn target(guests: &[Guest], glob: &Glob) -> anyhow::Result<usize> {
     let hit = |g: &Guest| glob.matches(&g.id) || glob.matches(&g.name);
     let hits: Vec<usize> = (0..guests.len()).filter(|&n| hit(&guests[n])).collect();

@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if findings.partial.is_empty() { Outcome::Done } else { Outcome::Partial })
 }
 
-/// The memory of this host that is to be had.
+/// Available memory and free swap of this host, and the reserve. Fails if the reserve is more than all memory.
 fn room(args: &Args) -> anyhow::Result<Room> {
     let ram_bytes = host::ram_bytes();
     let reserve_bytes = args.reserve.unwrap_or(ram_bytes / RESERVE);
@@ -77,7 +77,7 @@ fn room(args: &Args) -> anyhow::Result<Room> {
     Ok(Room { available_bytes, swap_bytes: host::free_swap_bytes(), reserve_bytes })
 }
 
-/// The guests as they are, and as large as they may become: a VM, by all its RAM and what the VMM takes beside it.
+/// What each guest takes now, and how much it may take: a VM, all its RAM and what its VMM takes beside it.
 fn present(guests: &[Guest], findings: &Findings, folded: bool) -> Vec<Present> {
     let beside = |found: &GuestFindings| {
         let regions = found.regions.iter().filter(|r| r.region != Region::GuestRam);
@@ -129,7 +129,7 @@ fn text(f: &Forecast) -> String {
 /// Remark for guests of which not all are VMs.
 const NOT_BOUNDED: &str = "That is as they are now: how far containers and processes may grow is not known.";
 
-/// The guests once they use all memory that they were given.
+/// How many guests fit once all use the memory that they were given, and what happens if more were started.
 fn in_words(grown: &Grown, fits: u64) -> String {
     let swap = match grown.swap_bytes {
         0 => "memory; there is no swap".to_owned(),

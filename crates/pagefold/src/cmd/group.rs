@@ -92,7 +92,7 @@ struct SetArgs {
 }
 
 impl Args {
-    /// The services that are asked.
+    /// The services that are asked about groups.
     fn services(&self) -> anyhow::Result<Vec<Service>> {
         Service::find(&self.service.meant())
     }
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// The service that has the group.
+/// The service that has the group. Fails if none has it, or if none answers.
 fn find(args: &Args, group: &str) -> anyhow::Result<Service> {
     let mut known = Vec::new();
     let services = args.services()?;

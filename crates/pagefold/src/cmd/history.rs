@@ -1,10 +1,11 @@
-//! `pagefold history`: figures over time. A program of its own keeps and reads them, so that no other is linked with SQLite.
+//! `pagefold history`: figures over time. The program `pagefold-history` keeps and reads them, so that no other program
+//! is linked with SQLite.
 
 use super::place::become_program;
 use cli::exit::Outcome;
 use std::ffi::OsString;
 
-/// The program.
+/// The program that keeps and reads figures over time.
 const PROGRAM: &str = "pagefold-history";
 
 /// Arguments that it takes. It has the help, too.
@@ -16,7 +17,7 @@ pub struct Args {
     words: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Executes `pagefold-history` in place of this process.
 ///
 /// # Errors
 /// It is not installed, or is of another build.

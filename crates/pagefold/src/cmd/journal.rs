@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 /// Most bytes that are read at once: 1 MiB.
 const MOST_READ: usize = 1 << 20;
-/// Time between two looks for lines that have yet to come.
+/// Pause before the journal is read again for new lines, with `--follow`: 500 ms.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Arguments of `pagefold journal`.
@@ -39,7 +39,7 @@ pub struct Args {
     json: bool,
 }
 
-/// `2026-11-29T12:00:00Z`, `2026-11-29 12:00:00` or `1h 30min`
+/// Parses `2026-11-29T12:00:00Z`, `2026-11-29 12:00:00` or `1h 30min` (ago).
 #[expect(clippy::disallowed_methods, reason = "a date that people name")]
 fn parse_since(text: &str) -> Result<SystemTime, String> {
     let ago = || humantime::parse_duration(text).ok().and_then(|ago| SystemTime::now().checked_sub(ago));
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// `2026-11-29T12:00:00.123Z user 0 (process 17) settings_changed, group acme: fold off -> on`
+/// A line in words: `2026-11-29T12:00:00.123Z user 0 (process 17) settings_changed, group acme: fold off -> on`.
 fn in_words(line: &Line<Map<String, Value>>) -> String {
     let empty = Value::Null;
     let of = |key: &str| line.more.get(key).unwrap_or(&empty);

@@ -9,9 +9,9 @@ use cli::time::parse_seconds;
 use lend::ksmd::{self, Driving, Look, Status};
 use std::time::{Duration, Instant};
 
-/// Longest time for which ksmd is driven, or between two looks, in seconds: 1 year.
+/// Greatest value of `--for` and `--every`, in seconds: 1 year.
 const MOST_S: u64 = 366 * 86_400;
-/// Pause between two looks whether this process is to end: 50 ms.
+/// Pause between two checks whether this process is to end: 50 ms.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Arguments of `pagefold ksm`.
@@ -133,7 +133,7 @@ fn drive(args: &DriveArgs) -> anyhow::Result<()> {
     driving.end()
 }
 
-/// Waits for the next look, or for the end.
+/// Waits for the time `window`. Returns earlier at `end`, and when a signal tells this process to end.
 fn wait(window: Duration, end: Option<Instant>) {
     let until = Instant::now() + window;
     let until = end.map_or(until, |end| end.min(until));

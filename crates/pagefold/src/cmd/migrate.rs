@@ -145,7 +145,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     show(args, &guest, &moved)
 }
 
-/// A time such as `10m`, of a second at least.
+/// Parses a time such as `10m`, of a second at least.
 pub(super) fn parse_within(text: &str) -> Result<u64, String> {
     match parse_seconds(text, MOST_WITHIN_S)? {
         0 => Err("a migration takes a second at least".into()),
@@ -162,13 +162,13 @@ fn wanted(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Wante
     Ok(Wanted { to: args.to.clone(), bandwidth: args.bandwidth, give_up, within })
 }
 
-/// Refuses a migration that something speaks against.
+/// Fails with the reason if the guest must not be moved.
 fn check(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<()> {
     check_outside(args.service.meant().place().dir(), guest)?;
     movable.check(args.shared_disks)
 }
 
-/// Refuses a migration for reasons that QEMU does not know of.
+/// Fails if the guest must not be moved for a reason that QEMU does not know of: it is parked, or a clone.
 pub(super) fn check_outside(service: &Path, guest: &Guest) -> anyhow::Result<()> {
     let id = cli::printable(&guest.id);
     let is_its = |pid: u32| guest.pids.contains(&pid);
@@ -182,7 +182,7 @@ pub(super) fn check_outside(service: &Path, guest: &Guest) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The outcome if the guest has left this host already.
+/// Ends the QEMU of a guest that has left this host already, unless `--keep` is given, and reports that.
 fn left(args: &Args, guest: &Guest, movable: &Movable) -> anyhow::Result<Outcome> {
     ensure!(!args.dry_run, "{} has been moved already", cli::printable(&guest.id));
     end(args, movable)?;

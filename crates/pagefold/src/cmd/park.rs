@@ -123,7 +123,8 @@ pub fn park(args: &ParkArgs) -> anyhow::Result<Outcome> {
     if args.list {
         return list(place.dir(), args.json);
     }
-    // Checks that the directory is the caller's: by another user's notes, this command would stop and wake guests.
+    // Fails unless the directory is the caller's: by another user's notes of parked guests, this command would stop and
+    // wake guests.
     place.make()?;
     host::note_interrupts().context("cannot catch signals")?;
     let find = || find(&args.service);
@@ -247,12 +248,13 @@ pub(super) fn named(guests: Vec<Guest>, name: &str) -> anyhow::Result<Guest> {
     }
 }
 
-/// Guests that are parked, by the service's notes; none where there are no notes.
+/// Guests that are parked, by the notes in the service's directory; empty if there are no notes.
 pub(super) fn parked(service: &Path) -> anyhow::Result<Vec<Parked>> {
     if !service.join("parked").is_dir() {
         return Ok(Vec::new());
     }
-    // Checks that the directory is the caller's: by another user's notes, this command would wake guests.
+    // Fails unless the directory is the caller's: by another user's notes of parked guests, this command would wake
+    // guests.
     Place::at(service).make()?;
     Parking::lock(service, NOTES_WITHIN)?.list()
 }

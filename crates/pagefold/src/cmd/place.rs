@@ -1,4 +1,5 @@
-//! `pagefold sketch`, `place`, `fleet`, `group suggest` and `bench place`: a program of its own does them, where it is installed.
+//! `pagefold sketch`, `place`, `fleet`, `group suggest` and `bench place`: for these, the program `pagefold-place` is
+//! executed, if it is installed.
 
 use cli::exit::{Outcome, Stop};
 use service::helper;
@@ -7,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The program.
+/// The program that carries out these commands.
 const PROGRAM: &str = "pagefold-place";
 
 /// Arguments that it takes. It has the help, too.
@@ -19,7 +20,7 @@ pub struct Args {
     pub words: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Executes `pagefold-place` in place of this process.
 ///
 /// # Errors
 /// It is not installed, or is of another build.
@@ -28,8 +29,8 @@ pub fn run(command: &[&str], words: &[OsString]) -> anyhow::Result<Outcome> {
     Err(become_program(PROGRAM, "cargo build --release -p place", command.chain(words.iter().cloned())))
 }
 
-/// Becomes a program that is installed with this one. Returns only to tell why that is not possible; `remedy` has it
-/// installed.
+/// Executes a program that is installed with this one, in place of this process. Returns only if that fails, with the
+/// reason; `remedy` says how to install the program.
 pub fn become_program(name: &str, remedy: &str, words: impl Iterator<Item = OsString>) -> anyhow::Error {
     match helper::program(name) {
         Ok(program) => Command::new(program).args(words).exec().into(),

@@ -13,8 +13,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// Gets memory promised for `guests` guests of `each` bytes, and has loans withdrawn for them. `None` if no process
-    /// balances memory for the service.
+    /// Gets memory promised for `guests` guests of `each` bytes, and has memory withdrawn for them that other guests
+    /// were lent. `None` if no process balances memory for the service.
     ///
     /// # Errors
     /// There is no room.

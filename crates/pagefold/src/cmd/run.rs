@@ -93,7 +93,7 @@ fn preload_agent(args: &Args, command: &mut Command, program: &Path, file_name: 
     check_host(&host::probe_host())?;
     let service = join(args, file_name)?;
     let socket = std::path::absolute(service.place.agent_socket()).context("the service's directory is not there")?;
-    // The connection must not stay open in the program.
+    // The connection to the service must not stay open in the program.
     drop(service);
     command.env("LD_PRELOAD", preload::prepended(&library, std::env::var_os("LD_PRELOAD")));
     command.env("PAGEFOLD_SOCKET", socket).env("PAGEFOLD_PID", std::process::id().to_string());
@@ -115,7 +115,7 @@ fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     let attempt = |service: &Service| service.join(&args.group, args.name.as_deref(), program, Via::Agent);
     let meant = args.service.meant();
     let found = match Service::find(&meant) {
-        // A private service is started in that directory. If that fails, its error is the better one.
+        // A private service is then started in the preset directory. If that fails, its error is the better one.
         Err(_) if matches!(meant, Meant::Preset(_)) => Vec::new(),
         found => found?,
     };
@@ -144,7 +144,7 @@ fn join(args: &Args, program: &str) -> anyhow::Result<Service> {
     Ok(service)
 }
 
-/// Checks that this process could fold at all.
+/// Fails if the kernel, its page size, or the rights of this process do not allow folding.
 fn check_host(checks: &[Check]) -> anyhow::Result<()> {
     for id in ["kernel:uffdio_move", "kernel:memfd_seals", "memory:page_size"] {
         let Some(check) = checks.iter().find(|c| c.id == id && c.status != Status::Ok) else { continue };

@@ -6,7 +6,7 @@ use cli::exit::Outcome;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The program.
+/// The program of the service's supervisor.
 const PROGRAM: &str = "pagefoldd";
 
 /// Arguments of `pagefold serve`.
@@ -128,14 +128,14 @@ pub struct Args {
     end_orphans: bool,
 }
 
-/// Runs the command: becomes the program of the supervisor.
+/// Runs the command: executes the supervisor `pagefoldd` in place of this process.
 pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let remedy = "install all programs from one package, or cargo build -p service";
     Err(become_program(PROGRAM, remedy, args.words().into_iter()))
 }
 
 impl Args {
-    /// The arguments as the supervisor takes them.
+    /// The command line of the supervisor for these arguments.
     fn words(&self) -> Vec<OsString> {
         let value = |name: &str, value: &Option<PathBuf>| -> Vec<OsString> {
             value.iter().flat_map(|value| [name.into(), value.into()]).collect()

@@ -127,7 +127,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Detaches the members of a group that were attached. Says whether all have been left.
+/// Detaches the members of a group that were attached. Returns what was done, and whether all of them have been
+/// detached.
 fn leave_all(group: &Group<'_>, left_bytes: u64, patience: Duration) -> anyhow::Result<(Stopped, bool)> {
     let of_group = |member: &MemberLine| member.group == group.name;
     let members: Vec<MemberLine> = group.service.members()?.into_iter().filter(of_group).collect();
@@ -166,7 +167,7 @@ fn meant<'a>(args: &Args, services: &'a [Service]) -> anyhow::Result<Vec<Group<'
     }
 }
 
-/// Waits until nothing is folded, and nothing will be. Returns what is left of each group.
+/// Waits until nothing is folded and no member may fold, for `patience` at most. Returns [`Group::left`] of each group.
 fn wait(groups: &[Group<'_>], all: u64, patience: Duration) -> anyhow::Result<Vec<(u64, bool)>> {
     let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr_with_hz(4));
     bar.set_style(ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes} private, {eta} left")?);

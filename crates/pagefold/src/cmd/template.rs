@@ -156,7 +156,7 @@ fn run_create(
     say(as_json, &line(&template, 0), "made")
 }
 
-/// The VM of this name that runs.
+/// The running VM with this name or id, and how it can be copied.
 fn running(name: &str) -> anyhow::Result<Running> {
     let usage = |text: String| anyhow::Error::from(Stop::Usage(text));
     let guests = Survey::take()?.guests(&[], &[]);

@@ -16,17 +16,18 @@ pub struct Which {
 }
 
 impl Which {
-    /// The service by the option, or else by what is usual.
+    /// The service in the directory of `--service` or of the environment; without both, the service of the host or of
+    /// the caller.
     pub fn meant(&self) -> Meant {
         Meant::of(self.service.as_deref(), None)
     }
 
-    /// The option as words, for another program.
+    /// The option `--service` as words of a command line, for another program.
     pub fn words(&self) -> Vec<OsString> {
         self.service.iter().flat_map(|dir| ["--service".into(), dir.into()]).collect()
     }
 
-    /// The members of the service, or of those that may be meant; `None` if there is none.
+    /// The members of all services that the caller means; `None` if none of them answers.
     pub fn members(&self) -> anyhow::Result<Option<Vec<Membership>>> {
         let services = Service::find(&self.meant())?;
         if services.is_empty() {

@@ -102,7 +102,7 @@ struct Predicted {
     audited_bytes: u64,
 }
 
-/// `GUEST:BYTES:BYTES`
+/// Parses `GUEST:BYTES:BYTES`: a move, the savings by the plan, and the savings by page frames.
 fn parse_predicted(text: &str) -> Result<Predicted, String> {
     let mut parts = text.rsplitn(3, ':');
     let mut bytes = || parts.next().and_then(|part| part.parse().ok()).ok_or("use GUEST:PREDICTED:AUDITED");
@@ -195,7 +195,7 @@ fn with_zero_kept(fleet: &Fleet, policy: Policy, rules: &Rules) -> usize {
     outcome(fleet, &policy.place(fleet, &rules), &rules).hosts_needed
 }
 
-/// Has the engine read the fleet's table.
+/// Writes the fleet to the table `path`, and measures how long this program takes to read and sum it.
 fn engines(path: &Path, fleet: &Fleet) -> anyhow::Result<Vec<OfEngine>> {
     table::write(path, &rows(fleet, now_s()?).collect::<Vec<_>>())?;
     let begin = Instant::now();

@@ -62,7 +62,8 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Old sketches tell of guests that may be others by now. Those of the future tell that a clock is wrong.
+/// Refuses sketches that are older than `--max-age`, since their guests may hold other pages by now, and sketches from
+/// as far in the future, since a clock must be wrong.
 fn check_age(fleet: &Fleet, settings: &Settings) -> anyhow::Result<()> {
     let apart = |host: &&Host| host.epoch_s.abs_diff(settings.now_s) > settings.valid_s;
     let Some(host) = fleet.hosts.iter().find(apart) else { return Ok(()) };

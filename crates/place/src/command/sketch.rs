@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Ends this process when its standard input closes. A table appears whole, or not at all.
+/// Starts a thread that ends this process when standard input closes. A table appears whole, or not at all.
 fn end_at_hangup() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -97,7 +97,7 @@ fn end_at_hangup() {
     });
 }
 
-/// Makes the directory that a name ending in / means. Its owner alone may enter.
+/// Makes the directory `path` if that ends in `/`. Only its owner may enter it.
 fn make_dir(path: &Path) -> anyhow::Result<()> {
     if !path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Ok(());

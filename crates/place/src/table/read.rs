@@ -58,10 +58,10 @@ const TEXTS: [Texts; 5] = [
     ("key", |r, text| r.key = Some(text)),
 ];
 
-/// Shows every row of the files, one after the other.
+/// Calls `each` with every row of the files, one file after the other.
 ///
 /// # Errors
-/// A file cannot be read, or is no such table.
+/// A file cannot be read, or is no table of sketches.
 pub fn read(files: &[Source], each: &mut dyn FnMut(Row) -> anyhow::Result<()>) -> anyhow::Result<()> {
     for file in files {
         of_file(file, |reader| {
@@ -109,7 +109,7 @@ fn of_file<T>(
     opened().map_err(|e| Stop::usage(e.context(format!("cannot read {}", path.display()))).into())
 }
 
-/// Does something that the library of Parquet files may panic at: it asserts what a damaged file does not keep to.
+/// Calls `read`, and makes an error of a panic: the Parquet library panics at some damaged files.
 fn guarded<T>(read: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| bail!("it is damaged"))
 }
@@ -159,7 +159,7 @@ fn group(group: &dyn RowGroupReader) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// All values of a column, each of at most so many bytes.
+/// All values of a column, each of at most `most` bytes; `None` for a row without a value.
 fn column<T: DataType>(group: &dyn RowGroupReader, name: &str, most: usize) -> anyhow::Result<Vec<Option<T::T>>> {
     let (meta, kind) = (group.metadata(), T::get_physical_type());
     let rows = usize::try_from(meta.num_rows())?;
@@ -189,10 +189,11 @@ fn is_flat(column: &parquet::schema::types::ColumnDescriptor, kind: Type) -> boo
     column.physical_type() == kind && column.max_rep_level() == 0 && column.max_def_level() <= 1
 }
 
-/// Pages of a column as [`super::write`] makes them. Others may take more memory than they have bytes.
+/// Pages of a column as [`super::write`] makes them. Others are refused, as they may take far more memory than they
+/// have bytes.
 struct Plain {
     pages: Box<dyn PageReader>,
-    /// Rows for which no page has been read.
+    /// Number of rows whose values are in pages that have not been read.
     left: usize,
 }
 

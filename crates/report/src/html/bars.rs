@@ -13,7 +13,7 @@ const HEIGHT: f64 = 20.0;
 
 /// One part of a bar.
 pub struct Part {
-    /// Class of its colour.
+    /// Class in the style sheet that gives the part its colour.
     pub class: &'static str,
     /// Size of the part, in the unit of the bar's scale.
     pub amount: u64,
@@ -31,7 +31,7 @@ pub struct Bar {
     pub parts: Vec<Part>,
     /// A mark on the same scale, with its meaning.
     pub mark: Option<(u64, String)>,
-    /// The figure beside it.
+    /// The figure beside the bar.
     pub figure: String,
 }
 

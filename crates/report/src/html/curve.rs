@@ -48,7 +48,8 @@ pub fn write(out: &mut dyn Write, common: &Commonness) -> io::Result<()> {
     writeln!(out, "</svg></figure></section>")
 }
 
-/// Average footprint of `n` guests in pages. Beyond the guests that there are, each further one costs as much as the last.
+/// Average footprint of `n` guests in pages. Beyond the guests that there are, each further one costs as much as the
+/// last.
 fn average(common: &Commonness, n: usize, folded: bool) -> f64 {
     let guests = common.guests();
     let next = common.together(guests, folded) - common.together(guests - 1, folded);

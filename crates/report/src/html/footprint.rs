@@ -62,7 +62,7 @@ fn pss_of(f: &Footprint, region: Region) -> u64 {
     f.regions.iter().filter(|r| r.region == region).map(|r| r.pss_bytes).sum()
 }
 
-/// Colour of a region.
+/// Class in the style sheet that gives a region its colour.
 const fn class(region: Region) -> &'static str {
     match region {
         Region::GuestRam => "r-ram",

@@ -28,7 +28,7 @@ const COLUMNS: [Column; 13] = [
     ("not readable", |g| Some(g.unreadable_pages), false),
 ];
 
-/// Writes the table of guests, and what would go with each of them, by region.
+/// Writes the table of guests, and a table of the memory that would become free if a guest ended, by region.
 pub fn write(out: &mut dyn Write, guests: &[GuestFindings]) -> io::Result<()> {
     if guests.is_empty() {
         return Ok(());

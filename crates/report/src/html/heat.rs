@@ -10,7 +10,7 @@ use std::io::{self, Write};
 /// Number of shades above "nothing"; the style sheet has one class for each.
 const SHADES: u64 = 6;
 
-/// Writes places by kinds, with their totals.
+/// Writes the table of superfluous copies: a row for each place, a column for each pair of kinds, and totals.
 pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     let o = &findings.opportunity;
     writeln!(

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 /// Number of groups up to which the bar shows each; of more, it shows the sum.
 const GROUPS_APART: usize = 8;
 
-/// Writes the bar and the groups' figures.
+/// Writes a bar with the three parts of all savings, and a table of what each group can save.
 pub fn write(out: &mut dyn Write, findings: &Findings) -> io::Result<()> {
     writeln!(
         out,

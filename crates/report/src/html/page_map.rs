@@ -83,8 +83,8 @@ fn block(out: &mut dyn Write, guest: &GuestFindings, region: Region, cells: &Cel
     writeln!(out, "<rect class=\"grid\" width=\"{COLUMNS}\" height=\"{rows}\"/></svg></div>")
 }
 
-/// Number of pages of a full square, the same for all guests: that of the fullest cell, doubled until all maps keep
-/// within the bounds.
+/// Number of pages that a full square stands for, the same for all guests. It begins as the pages of the fullest cell,
+/// and is doubled until all maps keep within the bounds.
 fn scale(guests: &[&GuestFindings]) -> u64 {
     let largest = guests.iter().flat_map(|g| &g.page_map).map(|cell| pages_of([cell])).max().unwrap_or(1);
     let whole = guests.iter().map(|g| pages_of(&g.page_map)).max().unwrap_or(1);
@@ -129,7 +129,7 @@ fn merge<'a>(cells: impl Iterator<Item = &'a MapCell>, scale: u64) -> Cells {
     merged
 }
 
-/// The share that most pages of a square have; of equals, the first.
+/// The [`Share`] of most pages of a square; if several are equally common, the first.
 fn dominating(cell: &[u32; Share::ALL.len()]) -> Share {
     let most = cell.iter().max().copied().unwrap_or(0);
     Share::ALL.into_iter().find(|share| cell[*share as usize] == most).unwrap_or(Share::Unique)
@@ -208,7 +208,7 @@ const fn meaning(share: Share) -> &'static str {
     }
 }
 
-/// Colour of a share.
+/// Class in the style sheet that gives a [`Share`] its colour.
 const fn class(share: Share) -> &'static str {
     match share {
         Share::Zero => "s-zero",

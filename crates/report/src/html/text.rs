@@ -6,8 +6,8 @@ use cli::size::count;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
-/// A string that displays as HTML text, whatever it contains, inside elements and inside quoted attributes. Characters
-/// that steer terminals or reorder text become `?`.
+/// A string that displays as HTML text, with any content, inside elements and inside quoted attributes. Characters that
+/// steer terminals or reorder text become `?`.
 pub struct Text<'a>(pub &'a str);
 
 impl fmt::Display for Text<'_> {

@@ -70,8 +70,8 @@ impl Advice {
     }
 }
 
-/// Possible actions, the largest yield first. None yields more than the frames of its kind that the guest alone maps. Yields overlap: a page that is given back need not be folded. `fold_in` is
-/// the group that the guest is folded in, or could be.
+/// Possible actions, the largest yield first. No yield exceeds the frames that only this guest maps. Yields overlap: a
+/// page that is given back need not be folded. `fold_in` is the group that the guest is folded in, or could be.
 pub fn advise(guest: &Guest, found: &GuestFindings, bloat: &Bloat, fold_in: &str) -> Vec<Advice> {
     let mut list = vec![fold(guest, found, fold_in), share_root(found), template(found), balloon(bloat)];
     list.push(report_free_pages(bloat, found));

@@ -1,5 +1,5 @@
-//! Emulated devices that a VM may do without, the memory of each, and the option of QEMU that leaves it out. Agarwal, "A Study of
-//! Virtualization Overheads" (2015), table 6.5, has what they cost there.
+//! Emulated devices that a VM may do without, the memory of each, and the option of QEMU that leaves it out. Agarwal,
+//! "A Study of Virtualization Overheads" (2015), table 6.5, has what they cost there.
 
 use guest::{Guest, QemuFacts, Qmp};
 use host::{Mapping, Pagemap};
@@ -85,7 +85,8 @@ impl Device {
     }
 }
 
-/// The option that leaves a device out. One that the command line asks for is left out by not asking; others are QEMU's usual ones.
+/// The option that leaves a device out; `None` if none is known. A device that the command line asks for is left out by
+/// dropping its `-device`, unless servers may need it. Others are devices that QEMU adds by itself.
 fn left_out(driver: &str, facts: &QemuFacts) -> Option<String> {
     if facts.devices.iter().any(|asked| asked == driver) {
         return is_dispensable(driver).then(|| format!("without -device {driver}"));

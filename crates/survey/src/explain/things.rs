@@ -10,9 +10,9 @@ use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
-/// Number of names shown to people.
+/// Most things that are printed for people.
 pub const SHOWN: usize = 12;
-/// Number of names kept for programs.
+/// Most things that are kept, and printed as JSON.
 const KEPT: usize = 100;
 
 /// A file or kind whose contents are held more than once.
@@ -44,7 +44,7 @@ pub struct Holder {
 }
 
 impl Thing {
-    /// `libc.so.6 of web1, web2 and the host: 3 x 1.4 MiB`
+    /// The thing in words, such as `libc.so.6 of web1, web2 and the host: 3 x 1.4 MiB`.
     pub fn in_words(&self) -> String {
         let mut names: Vec<&str> = self.holders.iter().take(5).map(|h| h.name.as_str()).collect();
         let others = format!("{} others", self.holders.len() - names.len());
@@ -102,7 +102,7 @@ struct Counts {
 }
 
 impl<'a> Things<'a> {
-    /// Counts for the guest with index `target`.
+    /// Counts the contents that the guest with index `target` holds.
     pub fn new(guests: &'a [Guest], inside: &'a [Option<Inside>], target: usize) -> Self {
         Self { guests, inside, target: GuestIndex(target as u16), state: RefCell::default() }
     }
@@ -148,7 +148,8 @@ impl State {
 }
 
 impl Things<'_> {
-    /// The names of an entry's page: that of a file, and (for the target guest) that of its kind.
+    /// Names for an entry's page: the path of the file that it belongs to, and its kind inside the guest if it is RAM
+    /// of a VM that was looked into.
     fn names<'s>(&'s self, state: &'s State, entry: Entry) -> (Option<&'s str>, Option<&'static str>) {
         let Some((stretch, at)) = state.stretch(entry.position()) else { return (None, None) };
         let inside = self.inside.get(usize::from(entry.owner().0)).and_then(Option::as_ref);

@@ -5,12 +5,12 @@ use anyhow::Result;
 use super::record::Record;
 use super::table::{Aim, Row, Spec, Unit};
 
-/// A figure of both sides.
+/// A row whose figure both sides have, ksmd and Pagefold.
 const fn both(figure: &'static str, unit: Unit, of_side: &'static str, aim: Aim) -> Spec {
     Spec { figure, unit, of_side, is_of_both: true, ratio: None, aim }
 }
 
-/// A figure of Pagefold's alone.
+/// A row whose figure only Pagefold has.
 const fn own(figure: &'static str, unit: Unit, of_side: &'static str, aim: Aim) -> Spec {
     Spec { figure, unit, of_side, is_of_both: false, ratio: None, aim }
 }
@@ -42,7 +42,7 @@ const fn specs(cpu: Aim) -> [Spec; 21] {
     ]
 }
 
-/// Rows for guests that pause: the merger may take a fifth of ksmd's CPU.
+/// Rows for guests that pause: Pagefold may take a fifth of ksmd's processor time.
 static WITH_PAUSES: [Spec; 21] = specs(Aim::RatioAtMost(0.2));
 /// Rows for guests that work flat out.
 static FLAT_OUT: [Spec; 21] = specs(Aim::None);

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::record::Record;
 use super::table::{Aim, Row, Spec, Unit};
 
-/// A figure of both sides.
+/// A row whose figure both sides have, ksmd and Pagefold.
 const fn both(figure: &'static str, unit: Unit, of_side: &'static str, ratio: Option<&'static str>, aim: Aim) -> Spec {
     Spec { figure, unit, of_side, is_of_both: true, ratio, aim }
 }

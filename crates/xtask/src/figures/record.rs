@@ -7,28 +7,28 @@ use serde_json::Value;
 /// A file in `docs/figures`.
 #[derive(Deserialize)]
 pub struct Record {
-    /// The day of the run.
+    /// Day of the run.
     date: String,
-    /// The command that repeats it.
+    /// Command that repeats the run.
     command: String,
-    /// The machine: processor, memory, kernel.
+    /// Machine of the run: processor, memory, kernel.
     machine: String,
     /// The JSON that the bench printed, curves thinned.
     output: Value,
 }
 
 impl Record {
-    /// Whether it has the length of a churn.
+    /// Whether it is a record of `pagefold bench ksm --churn`, whose output alone has `minutes`.
     pub fn has_minutes(&self) -> bool {
         self.output.get("minutes").is_some()
     }
 
-    /// Whether its guests are containers.
+    /// Whether the guests of the run are containers.
     pub fn has_containers(&self) -> bool {
         self.output.get("containers").is_some()
     }
 
-    /// Whether its guests worked without pauses.
+    /// Whether the guests of the run worked without pauses.
     pub fn is_flat_out(&self) -> bool {
         self.output.get("pause_s").and_then(Value::as_u64) == Some(0)
     }
@@ -44,7 +44,8 @@ impl Record {
         self.output.get("rounds")?.as_array()
     }
 
-    /// One number of each round, by its JSON pointer within the round. A number may be missing: that was not reached.
+    /// One number of each round, by its JSON pointer within the round; `None` for a round that did not reach the state
+    /// that the number is about.
     pub fn numbers(&self, pointer: &str) -> Result<Vec<Option<f64>>> {
         let rounds = self.rounds().filter(|rounds| !rounds.is_empty()).context("there are no rounds")?;
         let numbers: Vec<Option<f64>> =

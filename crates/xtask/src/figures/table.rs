@@ -1,4 +1,5 @@
-//! Rows of figures, ksmd beside Pagefold, as a Markdown table: medians over the rounds, and the spread of what is judged.
+//! Rows of figures, ksmd beside Pagefold, as a Markdown table: medians over the rounds, and the spread of what is
+//! judged.
 
 use anyhow::Result;
 
@@ -20,11 +21,11 @@ pub enum Unit {
 /// Bounds that a figure is to keep.
 #[derive(Clone, Copy)]
 pub enum Aim {
-    /// None.
+    /// No bound.
     None,
-    /// Lower bound of the ratio.
+    /// Lower bound of the ratio of Pagefold's figure to ksmd's.
     RatioAtLeast(f64),
-    /// Upper bound of the ratio.
+    /// Upper bound of the ratio of Pagefold's figure to ksmd's.
     RatioAtMost(f64),
     /// Upper bound of Pagefold's own figure.
     AtMost(f64),
@@ -40,11 +41,11 @@ pub struct Spec {
     pub unit: Unit,
     /// JSON pointer below `/ksmd` and `/pagefold` of a round.
     pub of_side: &'static str,
-    /// Whether ksmd has it, too.
+    /// Whether ksmd has the figure, too.
     pub is_of_both: bool,
     /// Name below `/ratio` of a round, where the bench gives a ratio of its own.
     pub ratio: Option<&'static str>,
-    /// The bound.
+    /// Bound that the figure is to keep.
     pub aim: Aim,
 }
 
@@ -137,7 +138,7 @@ impl Unit {
         match self {
             Self::Count => thousands(number.round() as i64),
             Self::Seconds => format!("{} s", significant(number)),
-            // Some clocks count whole microseconds.
+            // Some clocks count whole microseconds: their figures have no decimals.
             Self::Micros if number.fract() == 0.0 => format!("{} us", thousands(number as i64)),
             Self::Micros => format!("{} us", significant(number)),
             Self::Share => format!("{}%", fixed(number * 100.0, 2)),
@@ -145,13 +146,13 @@ impl Unit {
     }
 }
 
-/// Three digits that count, or all of a larger number.
+/// A number with three significant digits, or with all digits before its decimal point.
 fn significant(number: f64) -> String {
     let before_point = if number == 0.0 { 1 } else { number.abs().log10().floor() as i32 + 1 };
     fixed(number, (3 - before_point).clamp(0, 6) as usize)
 }
 
-/// A number with so many decimals; without any, thousands are set apart.
+/// A number with this many decimals. If it has none, thousands are set apart.
 fn fixed(number: f64, decimals: usize) -> String {
     if decimals == 0 { thousands(number.round() as i64) } else { format!("{number:.decimals$}") }
 }

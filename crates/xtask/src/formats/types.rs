@@ -17,38 +17,38 @@ struct About {
 pub struct Part {
     /// Its name as it is written in JSON.
     pub name: String,
-    /// Its documentation, one line.
+    /// Documentation of the field or variant, in one line.
     pub docs: String,
     /// Its type, without blanks, references and lifetimes; empty for a variant without data.
     pub shape: String,
-    /// Whether its own fields stand in place of it.
+    /// Whether the fields of its type are written in place of it (`serde(flatten)`).
     pub is_flat: bool,
-    /// Whether it may be left out.
+    /// Whether it may be left out (`skip_serializing_if`).
     pub may_lack: bool,
 }
 
-/// Ways in which a type is written.
+/// What a type becomes in JSON.
 #[derive(PartialEq, Eq)]
 pub enum Kind {
-    /// An object with these parts.
+    /// An object with the type's parts.
     Struct,
-    /// One of these words.
+    /// A string: the name of one of the type's parts.
     Words,
-    /// As the type of any of its parts, or as the only one's.
+    /// As one of its parts: a newtype and an alias have one part, an untagged enum has several.
     Any,
-    /// As text.
+    /// A string (`serde(into = "String")`).
     Text,
 }
 
 /// A type.
 pub struct Type {
-    /// Its file.
+    /// File of the type.
     pub file: String,
-    /// Its name.
+    /// Name of the type.
     pub name: String,
     /// The first paragraph of its documentation, one line.
     pub docs: String,
-    /// How it is written.
+    /// What the type becomes in JSON.
     pub kind: Kind,
     /// Its fields or variants, without those that are not written.
     pub parts: Vec<Part>,
@@ -85,12 +85,12 @@ pub fn of_file(file: &str, text: &str) -> Result<Vec<Type>> {
 }
 
 impl About {
-    /// Reads one attribute.
+    /// Reads one attribute of the item.
     fn add(&mut self, text: &str, attribute: &Group) {
         let tokens: Vec<TokenTree> = attribute.stream().into_iter().collect();
         let Some(TokenTree::Ident(name)) = tokens.first() else { return };
         match (name.to_string().as_str(), tokens.get(1)) {
-            // A doc comment has the place of its source.
+            // The attribute of a doc comment has the comment itself as its span.
             ("doc", _) => {
                 let source = &text[attribute.span().byte_range()];
                 self.docs.extend(source.strip_prefix("///").map(|line| line.trim().to_owned()));

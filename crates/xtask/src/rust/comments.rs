@@ -1,6 +1,6 @@
 //! Comments, and the blocks of prose that they form.
 
-/// The end of a comment that allows a phrase on its line, or on the next one (`words`).
+/// End of a comment on whose line, and on the line after it, `./x words` allows any phrase.
 pub const ALLOW: &str = "words: allow";
 
 /// One line of a file, or of a comment without its markers.
@@ -8,7 +8,7 @@ pub const ALLOW: &str = "words: allow";
 pub struct Line {
     /// Its number in the file, from 1 on.
     pub number: usize,
-    /// Its text.
+    /// Text of the line.
     pub text: String,
 }
 
@@ -25,11 +25,11 @@ pub enum Kind {
 
 /// One comment: a line, or everything between `/*` and `*/`.
 pub struct Comment {
-    /// Which kind it is.
+    /// Whom the comment is for.
     pub kind: Kind,
-    /// Its text without markers.
+    /// Lines of the comment, without markers.
     pub lines: Vec<Line>,
-    /// Width of what stands before it in its line, or `None` if that is code.
+    /// Number of bytes before it in its line; `None` if there is code among them.
     column: Option<usize>,
 }
 
@@ -94,14 +94,14 @@ pub fn length(text: &str) -> Option<usize> {
 
 /// Comments of one kind in consecutive lines: one piece of prose.
 pub struct Block {
-    /// Which kind they are.
+    /// Whom the comments are for.
     pub kind: Kind,
-    /// Their lines.
+    /// Lines of all comments.
     pub lines: Vec<Line>,
 }
 
-/// Joins comments that follow each other line by line at one column. Comments behind code stand for themselves, and
-/// those that only allow something are left out.
+/// Joins comments that follow each other line by line at one column. A comment behind code is a block by itself, and a
+/// comment that is only the marker [`ALLOW`] is left out.
 pub fn blocks(comments: &[Comment]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut last: Option<(Kind, Option<usize>, usize)> = None;
@@ -110,7 +110,7 @@ pub fn blocks(comments: &[Comment]) -> Vec<Block> {
         let end = first.number + comment.lines.len();
         let follows = comment.column.is_some() && last == Some((comment.kind, comment.column, first.number));
         if comment.is_marker() {
-            // The block around it goes on behind it.
+            // A comment that is only this marker does not end the block around it.
             last = last.map(|(kind, column, next)| (kind, column, if next == first.number { end } else { next }));
             continue;
         }

@@ -7,7 +7,7 @@ use super::Lines;
 /// A function with a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// The line of `fn`.
     pub line: usize,
@@ -55,7 +55,7 @@ pub fn is_attribute(tokens: &[TokenTree], at: usize) -> bool {
     is_bracket && at > 0 && is_hash(&tokens[at - 1])
 }
 
-/// `#[test]`, or the like by another name: `#[some::test]`.
+/// Whether an attribute is `#[test]`, or the test attribute of another library: `#[some::test]`.
 fn is_test_attribute(group: &Group) -> bool {
     matches!(group.stream().into_iter().last(), Some(TokenTree::Ident(word)) if word == "test")
 }

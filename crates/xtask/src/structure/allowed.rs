@@ -11,7 +11,7 @@ use super::Room;
 pub enum Uses {
     /// Every room.
     All,
-    /// These.
+    /// These rooms.
     These(BTreeSet<String>),
 }
 

@@ -1,4 +1,5 @@
-//! Arrows between files that may not be, however many files they lead through. ARCHITECTURE.md names them in its section "Arrows".
+//! Dependencies between files ("arrows") that ARCHITECTURE.md forbids in its section "Arrows", directly or through
+//! other files.
 
 use std::collections::BTreeSet;
 
@@ -6,28 +7,29 @@ use anyhow::Result;
 
 use crate::graph::{self, Graph};
 
-/// A module, and what it may not lead to.
+/// A module, and modules that it must not depend on, directly or through others.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ban {
-    /// The room.
+    /// The room that the module belongs to.
     pub room: String,
-    /// The module.
+    /// The module that must not depend on `from`.
     pub module: String,
-    /// Modules of the room, or other rooms.
+    /// Modules of the room, or other rooms, on which `module` must not depend.
     pub from: Vec<String>,
 }
 
 /// Reads the table of the section "Arrows".
 ///
 /// # Errors
-/// There is none.
+/// ARCHITECTURE.md has no such table.
 pub fn bans(architecture: &str) -> Result<Vec<Ban>> {
     let rows = super::allowed::table(architecture, "Arrows", &["crate", "module", "leads to none of"])?;
     let list = |cell: &str| cell.split(',').map(|name| name.trim().to_string()).collect();
     Ok(rows.into_iter().map(|row| Ban { room: row[0].clone(), module: row[1].clone(), from: list(&row[2]) }).collect())
 }
 
-/// Finds banned arrows in a room. `names` has the rooms that each file names.
+/// Finds banned arrows in a room. `graph` has the files of the room that each file names, `names` the words in each file
+/// that may name other rooms.
 pub fn problems(room: &str, graph: &Graph, names: &Graph, bans: &[Ban]) -> Vec<String> {
     let (mut problems, graph) = (Vec::new(), with_parts(graph));
     for ban in bans.iter().filter(|ban| ban.room == room) {

@@ -1,5 +1,5 @@
-//! Counts inside of a room, tests aside: circles of files, numbers in constants, `target_env`, and large structs. ARCHITECTURE.md has
-//! a bound for each, in its section "Budgets".
+//! Counts inside of a room, tests aside: files that import each other in a circle, numbers in constants, `target_env`,
+//! and large structs. ARCHITECTURE.md has a bound for each, in its section "Budgets".
 
 use anyhow::Result;
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
@@ -48,7 +48,7 @@ pub fn without_tests(tokens: TokenStream) -> TokenStream {
     let (mut kept, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
         if is_test_attribute(&tokens, at) {
-            // The attribute's `#` was kept.
+            // The `#` before this attribute was kept: it goes, too.
             kept.pop();
             at = end_of_item(&tokens, at + 1);
             continue;
@@ -94,7 +94,7 @@ fn end_of_item(tokens: &[TokenTree], first: usize) -> usize {
     tokens.len()
 }
 
-/// Whether the word behind these tokens is neither a part of a lifetime nor of a pointer's type.
+/// Whether `const` or `static` behind these tokens begins an item: not so in `'static`, `*const` and `&raw const`.
 fn begins_item(before: &[TokenTree]) -> bool {
     match before.last() {
         Some(TokenTree::Punct(punct)) => !matches!(punct.as_char(), '\'' | '*'),
@@ -103,7 +103,8 @@ fn begins_item(before: &[TokenTree]) -> bool {
     }
 }
 
-/// The tokens between `=` and `;` of a constant whose name comes first; none of what is no constant.
+/// The tokens between `=` and `;` of a constant whose name comes first; empty if no constant comes, as behind `const
+/// fn`.
 fn value(tokens: &[TokenTree]) -> &[TokenTree] {
     let is = |token: &TokenTree, sign| matches!(token, TokenTree::Punct(punct) if punct.as_char() == sign);
     let mut depth = 0;
@@ -113,7 +114,7 @@ fn value(tokens: &[TokenTree]) -> &[TokenTree] {
             TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
             _ if is(token, ';') => break,
             _ if is(token, '<') => depth += 1,
-            // A parameter of a type or function ends here.
+            // The parameter list of a type or function ends here: this was a constant parameter.
             _ if is(token, '>') && depth == 0 => break,
             _ if is(token, '>') => depth -= 1,
             _ if is(token, '=') && depth == 0 => {
@@ -163,7 +164,7 @@ pub struct Budget {
 /// Reads the table of the section "Budgets". A cell `-` bounds nothing.
 ///
 /// # Errors
-/// There is none, or one of its cells is no number.
+/// ARCHITECTURE.md has no such table, or one of its cells is no number.
 pub fn budgets(architecture: &str) -> Result<Vec<Budget>> {
     let rows =
         super::allowed::table(architecture, "Budgets", &["crate", "circle", "numbers", "target_env", "structs"])?;
@@ -180,7 +181,7 @@ pub fn budgets(architecture: &str) -> Result<Vec<Budget>> {
     rows.into_iter().map(budget).collect()
 }
 
-/// Most files of a circle in a room that the table does not name.
+/// Most files of a circle of imports in a room that the table does not name.
 const MOST_CIRCLE: usize = 3;
 
 /// Finds counts beyond their bounds, and bounds that can be lowered.
@@ -189,7 +190,7 @@ pub fn problems(rooms: &[(String, Counts)], budgets: &[Budget]) -> Vec<String> {
     for (room, counts) in rooms {
         let row = budgets.iter().find(|budget| budget.room == *room);
         let circle = row.map_or(MOST_CIRCLE, |row| row.circle);
-        // Name, count, bound, and whether the bound may be higher.
+        // Name, count, bound, and whether the bound may be higher than the count.
         let bounds = [
             ("files in the largest circle of imports", counts.circle.max(MOST_CIRCLE), Some(circle), false),
             ("numbers in constants", counts.numbers, row.and_then(|row| row.numbers), true),

@@ -22,7 +22,7 @@ pub fn parse(architecture: &str) -> Result<Vec<Tree>> {
     Ok(rows.into_iter().map(|row| Tree { package: row[0].clone(), none_of: names(&row[1]) }).collect())
 }
 
-/// Finds crates in the trees that must not be there, and packages that are none.
+/// Finds crates that programs of these packages are linked with, and must not be.
 pub fn problems(root: &Path, trees: &[Tree]) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for tree in trees.iter().filter(|tree| !tree.none_of.is_empty()) {

@@ -87,7 +87,7 @@ fn print(guest: &str, result: &lab::Result<Output>) -> anyhow::Result<()> {
 /// Passes on the output of the command unchanged.
 fn show(output: &Output) -> anyhow::Result<()> {
     output::bytes(&output.stdout)?;
-    // As everywhere, an error of stderr does not matter.
+    // An error of stderr is ignored, as in all commands.
     let _ = io::stderr().write_all(&output.stderr);
     Ok(())
 }

@@ -159,7 +159,7 @@ impl Show {
         Self(bar)
     }
 
-    /// Shows an event.
+    /// Shows what `lab up` has just done or is doing.
     pub fn event(&self, event: &Progress) {
         match event {
             Progress::Building(image) => {

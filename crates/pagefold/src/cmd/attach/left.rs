@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Least time between two reads of the process's mappings: 250 ms.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Bytes of a process that map a pool.
+/// Bytes of a process's private mappings of pools.
 fn pooled_bytes(pid: u32) -> u64 {
     let all = Mapping::list(pid).unwrap_or_default();
     let pooled = all.iter().filter(|mapping| !mapping.shared && mapping.name.starts_with(act::POOL_NAMES));
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// Bytes that still map a pool.
+    /// Bytes of the process's private mappings of pools at the moment.
     pub fn left_bytes(&self) -> u64 {
         pooled_bytes(self.1)
     }
@@ -54,8 +54,8 @@ impl Drop for Progress {
     }
 }
 
-/// Number of places where two neighbouring mappings of private anonymous memory are alike, and the kernel keeps them apart. It does so
-/// with memory that a process has moved (`mremap`), or has from its parent.
+/// Number of places where the kernel keeps two neighbouring mappings (VMAs) of private anonymous memory apart although
+/// they are alike. It does so with memory that a process has moved (`mremap`), or has from its parent.
 pub fn seams(pid: u32) -> usize {
     let all = Mapping::read_all(pid).unwrap_or_default();
     all.iter().zip(all.iter().skip(1)).filter(|(one, next)| are_alike(one, next)).count()

@@ -13,8 +13,8 @@ use std::time::Duration;
 const STANDS_S: u32 = 60;
 
 impl World<'_> {
-    /// Changes the paces of groups where that is due, and repeats to the services the paces in force. `every` is the
-    /// time between two rounds.
+    /// Changes the paces of groups where the pressure ladder requires it, and sends the paces in force to the services
+    /// again. `every` is the time between two rounds.
     pub fn pace(&self, paces: &mut Paces, every: Duration, turn: &Turn) -> anyhow::Result<Vec<Paced>> {
         let changes = paces.see(self.at(), &self.facts);
         if changes.is_empty() && paces.in_force().next().is_none() {
@@ -43,7 +43,7 @@ impl World<'_> {
     }
 }
 
-/// Tells a group's pace to the services that have the group. `None` ends the pace.
+/// Sends a group's pace to the services that have the group. `None` ends the pace. Fails if no service has the group.
 fn tell(services: &[Service], group: &str, pages_per_s: Option<u32>, for_s: u32) -> anyhow::Result<()> {
     let mut is_told = false;
     for service in services {

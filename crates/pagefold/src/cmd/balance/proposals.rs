@@ -1,5 +1,5 @@
-//! The rung `advise` of the pressure ladder: a guest that should go to another host. It is moved at once
-//! where a rule has its destination; else nobody moves it but the operator.
+//! The rung `advise` of the pressure ladder: a guest is proposed for another host. If a rule has a destination for it,
+//! `pagefold migrate` is started at once; else the operator has to move it.
 
 use super::Common;
 use super::world::World;
@@ -11,17 +11,18 @@ use guest::{Guest, Leaving};
 use lend::{Entry, Movable, Proposed, Turn};
 use std::process::{Child, Command, Stdio};
 
-/// Most page-table entries of folded pages that are read for the figures of a proposal: 2^20, which 4 GiB have. Proposals are made while
-/// memory is short, and each slot that is found takes some.
+/// Most page-table entries of folded pages that are read for the figures of a proposal: 2^20, as many as 4 GiB have.
+/// Proposals are made while memory is short, and each slot that is found takes some.
 const MOST_MEASURED_PAGES: u64 = 1 << 20;
 
 impl World<'_> {
-    /// Proposes a guest for another host, where that is due.
+    /// Proposes a guest for another host, and records the proposal; `None` if none is due.
     pub fn propose(&mut self, turn: &Turn) -> anyhow::Result<Option<Proposed>> {
         let mut proposals = self.ledger.proposals().clone();
         let can_go = |facts: &GuestFacts| self.guest(&facts.id).is_some_and(|guest| self.can_go(guest));
         let Some(made) = proposals.see(self.gatherer.at_s(), &self.facts, &can_go) else { return Ok(None) };
-        // `pagefold migrate --dry-run` measures by the same function. If more pages are folded, the figures of the last look stay.
+        // `pagefold migrate --dry-run` measures by the same function. If more pages are folded, the proposal keeps
+        // the figures that were gathered last.
         if let Some(leaving) = self.guest(&made.guest).and_then(|guest| Leaving::of(guest, 0, MOST_MEASURED_PAGES).ok())
         {
             proposals.measured(leaving.frees_bytes, leaving.takes_bytes);
@@ -35,7 +36,7 @@ impl World<'_> {
         Ok(Some(proposed))
     }
 
-    /// The proposal that stands: its guest is there, and the host is short of memory.
+    /// The proposal made last; `None` if its guest has gone, or the host is not short of memory any more.
     pub fn proposed(&self) -> Option<Proposed> {
         let proposal = self.ledger.proposals().last().filter(|_| self.facts.host.rung >= Rung::Advise)?;
         let guest = self.guest(&proposal.guest)?;
@@ -50,18 +51,19 @@ impl World<'_> {
         self.guests.iter().find(|guest| guest.id == id)
     }
 
-    /// Whether nothing speaks against moving a guest that can be told without asking its QEMU.
+    /// Whether a guest can be moved, as far as can be told without asking its QEMU.
     fn can_go(&self, guest: &Guest) -> bool {
         Movable::of(guest).is_ok() && migrate::check_outside(&self.place_dir(), guest).is_ok()
     }
 }
 
-/// The `pagefold migrate` that this process has started. It goes on where this process is killed.
+/// The `pagefold migrate` that this process has started. It goes on if this process is killed.
 #[derive(Default)]
 pub struct Mover(Option<Child>);
 
 impl Mover {
-    /// Moves a guest that was just proposed, if there is a destination for it. Its journal has the end.
+    /// Moves a guest that was just proposed, if there is a destination for it and no other move is under way. The
+    /// journal of the move tells how it ended.
     pub fn go(&mut self, proposed: Option<&Proposed>, common: &Common) {
         self.0.take_if(|child| child.try_wait().is_ok_and(|ended| ended.is_some()));
         let Some(proposed) = proposed.filter(|proposed| proposed.to.is_some() && self.0.is_none()) else { return };
@@ -86,7 +88,7 @@ pub fn in_words(Proposed { proposal, to, command }: &Proposed) -> String {
     )
 }
 
-/// A proposal that stands, at a time in seconds since the host started.
+/// A proposal with the times of its first and next mention. `now_s` is in seconds since the host started.
 pub fn standing(proposed: &Proposed, now_s: u64) -> String {
     let (ago, next) = (now_s.saturating_sub(proposed.proposal.first_s), proposed.proposal.next_s.saturating_sub(now_s));
     let words = in_words(proposed);

@@ -119,7 +119,7 @@ impl Done<'_> {
     }
 }
 
-/// An answer as text.
+/// An answer of `status`, `plan` and `explain` as text.
 pub fn text(answer: &Answer) -> String {
     let (host, mut text) = (&answer.facts.host, String::new());
     let stalled = host.stalled_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent:.1}%"));
@@ -211,7 +211,7 @@ impl Explained {
     }
 }
 
-/// Steps, one a line.
+/// Steps of a plan as text, one a line.
 pub fn steps_text(steps: &[Step]) -> String {
     let line = |step: &Step| {
         let (from, to, guest) = (bytes(step.from_bytes), bytes(step.to_bytes), cli::printable(&step.guest));
@@ -220,7 +220,7 @@ pub fn steps_text(steps: &[Step]) -> String {
     steps.iter().map(line).collect()
 }
 
-/// Outcomes, one a line.
+/// Outcomes of steps as text, one a line.
 pub fn outcomes_text(outcomes: &[Outcome]) -> String {
     let line = |outcome: &Outcome| {
         let step = &outcome.step;

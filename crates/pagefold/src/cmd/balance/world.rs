@@ -1,4 +1,4 @@
-//! The guests and facts that `pagefold balance` looks at.
+//! The guests and facts that `pagefold balance` works with.
 
 use super::Common;
 use crate::cmd::which::membership;
@@ -18,19 +18,22 @@ use lend::{Entry, Gatherer, Hold, Ledger, Means, Outcome, Rules, Saved, Turn, ca
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Pause between the two looks from which rates are computed: 2.5 s. Guests' balloons report statistics every 2 s.
+/// Pause between two gatherings of facts, from which rates are computed: 2.5 s. Guests' balloons report statistics
+/// every 2 s.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2500);
 
-/// Pause between two reads of the host's available memory: 200 ms. A break storm uses up the floor in a second.
+/// Pause between two reads of the host's available memory: 200 ms. If guests write many folded pages at once, the
+/// memory that is never lent is used up in a second.
 const GLANCE_EVERY: Duration = Duration::from_millis(200);
 
-/// Time between two looks that read every process of the host: 1 minute.
+/// Time after which every process of the host is read in full again: 1 minute. Until then, only the state of known ones
+/// is read.
 const SURVEY_EVERY: Duration = Duration::from_secs(60);
 
-/// Settings with which a look is kept for later admissions.
+/// Settings with which the facts of a round are recorded for later admissions.
 #[derive(Clone, Copy)]
 pub struct Keep {
-    /// Time between two rounds.
+    /// Time between two rounds of balancing.
     pub every: Duration,
     /// The policy of admission where nobody names another one.
     pub assurance: Assurance,
@@ -43,7 +46,7 @@ pub struct World<'a> {
     survey: Option<(Survey, Instant)>,
     pub guests: Vec<Guest>,
     pub facts: Facts,
-    /// When the last look began, in milliseconds since the host started.
+    /// When facts were last gathered: the begin of that, in milliseconds since the host started.
     began_ms: u64,
     pub gatherer: Gatherer,
     pub ledger: Ledger,
@@ -51,7 +54,7 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// A world before the first look. A command without rules of its own takes the rules of the process that balances
+    /// Without guests and facts yet. A command without rules of its own takes the rules of the process that balances
     /// continuously.
     pub fn new(common: &'a Common, is_balancer: bool) -> anyhow::Result<Self> {
         let ledger = Ledger::open(common.service.meant().place().dir())?;
@@ -78,13 +81,13 @@ impl<'a> World<'a> {
         self.gatherer.at()
     }
 
-    /// Looks twice, so that rates are known.
+    /// Gathers facts twice, so that rates are known.
     pub fn look_twice(&mut self) -> anyhow::Result<()> {
         self.look()?;
         self.look_again()
     }
 
-    /// Looks a second time, after guests have told newer statistics.
+    /// Gathers facts again, after balloons have reported newer statistics. Does nothing if no guest has a balloon.
     pub fn look_again(&mut self) -> anyhow::Result<()> {
         if self.guests.iter().any(|guest| guest.facts.qemu.as_ref().is_some_and(|facts| facts.balloon)) {
             std::thread::sleep(BETWEEN_LOOKS);
@@ -93,12 +96,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The services that the caller means.
+    /// The services that the command line or the environment means.
     pub fn services(&self) -> anyhow::Result<Vec<Service>> {
         Service::find(&self.common.service.meant())
     }
 
-    /// Looks at guests, groups and host.
+    /// Finds the guests, and gathers the facts of guests, groups and host.
     pub fn look(&mut self) -> anyhow::Result<()> {
         let common = self.common;
         self.began_ms = host::boot_clock_ms();
@@ -134,8 +137,8 @@ impl<'a> World<'a> {
     }
 
     /// Plans a round. With `keep`, facts and growth are stored for admissions under the lock of the promises, so that
-    /// no memory is both lent and promised. Without `keep`, nothing is stored. If the plan then lends memory, the
-    /// stored look is dropped, so that it promises nothing more.
+    /// no memory is both lent and promised. Without `keep`, nothing is stored; and if the plan lends memory, the facts
+    /// that were stored last are dropped, so that none of this memory is promised by them.
     pub fn plan(
         &mut self,
         policy: &dyn Policy,
@@ -161,7 +164,7 @@ impl<'a> World<'a> {
         Ok(plan)
     }
 
-    /// Notes guests whose balloons have reached their target. By this note, later looks know that these balloons work.
+    /// Notes guests whose balloons have reached their target. By this note, later rounds know that these balloons work.
     fn note_arrived(&mut self, turn: &Turn) -> anyhow::Result<()> {
         let Self { guests, facts, ledger, .. } = self;
         let has_arrived = |guest: &&Guest| {
@@ -174,7 +177,7 @@ impl<'a> World<'a> {
     }
 
     /// Whether the last round had nothing to do and available memory has hardly changed since. Then this round is
-    /// passed over.
+    /// skipped.
     pub fn is_still(&self, stillness: &mut Stillness) -> bool {
         let available = self.gatherer.available_bytes();
         available.is_some_and(|available| stillness.passes_over(&self.facts.host, available))
@@ -232,8 +235,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Waits for the turn. Resumes guests that a killed process has left paused, and wakes those that it had not
-    /// finished parking.
+    /// Waits for the lock of the ledger. Resumes guests that a killed process has left paused, and wakes those that it
+    /// had not finished parking.
     pub fn take_turn(&mut self) -> anyhow::Result<Turn> {
         let turn = self.ledger.take_turn()?;
         resume_left(&mut self.ledger, &turn)?;
@@ -241,7 +244,7 @@ impl<'a> World<'a> {
         Ok(turn)
     }
 
-    /// Pauses guests where balance requires it, by the facts of the last look and the memory available now.
+    /// Pauses guests where balance requires it, by the facts that were gathered last and the memory available now.
     pub fn pause(&mut self, hold: &mut Hold, turn: &Turn, params: &Params) -> anyhow::Result<()> {
         let Some(available) = self.gatherer.available_bytes() else { return Ok(()) };
         self.facts.host.available_bytes = available;
@@ -254,13 +257,13 @@ impl<'a> World<'a> {
         for outcome in outcomes.iter().filter(|outcome| outcome.problem.is_none()) {
             self.history.note(&outcome.step, at);
         }
-        // A step of which the guest was never told says nothing about its balloon driver.
+        // A step whose size the guest was never told says nothing about its balloon driver.
         for outcome in outcomes.iter().filter(|outcome| outcome.is_told) {
             self.gatherer.made(&self.facts, outcome, at);
         }
     }
 
-    /// Carries out the two phases of a plan. Guests that have not done as they were told are told again. Paused guests
+    /// Carries out the two phases of a plan. Guests that have not reached their size are told it again. Paused guests
     /// are resumed meanwhile, or at the latest after the first phase.
     pub fn carry_out(
         &mut self,

@@ -7,7 +7,7 @@ use guest::{Glob, Survey};
 use host::{MemoryLimits, Process};
 use service::config::{Config, ProcessRule};
 
-/// All doubts, a sentence each.
+/// All that is doubtful in a configuration, a sentence each.
 pub fn of(config: &Config) -> Vec<String> {
     let processes: Vec<Process> =
         host::pids().unwrap_or_default().into_iter().filter_map(|pid| Process::read(pid).ok()).collect();

@@ -10,9 +10,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Something that a host may lack.
+/// A setting that a host may lack, and how it is made.
 struct Remedy {
-    /// The purpose, as it is printed.
+    /// Purpose of the setting, as it is printed.
     why: &'static str,
     /// Where the file belongs, below the root, and where the package has it.
     places: [&'static str; 2],
@@ -81,12 +81,12 @@ pub fn run(root: &Path, yes: bool) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The state of a remedy.
+/// Whether a setting is made on this host.
 enum State {
     Fine,
-    /// Somebody has written this file otherwise.
+    /// The file at this path has another content than ours: an administrator has changed it.
     Changed(PathBuf),
-    /// It is not in force. The file is missing, too, or is there already.
+    /// It is not in force. `file` tells whether its file is missing, too.
     Lacking {
         file: bool,
     },
@@ -112,7 +112,8 @@ impl Remedy {
         root.join(place.unwrap_or(self.places[0]))
     }
 
-    /// The commands, where they can be run.
+    /// The commands that put the file in force. None if `root` is another directory than `/` and they cannot work
+    /// there.
     fn commands(&self, root: &Path) -> Vec<Vec<String>> {
         let is_running = root == Path::new("/");
         let file = self.path(root);
@@ -160,7 +161,7 @@ impl Remedy {
     }
 }
 
-/// The number of a group in the file of this root.
+/// The number of a group by `etc/group` below `root`; `None` if there is no such group.
 fn gid_of(root: &Path, group: &str) -> Option<u32> {
     let groups = fs::read_to_string(root.join("etc/group")).ok()?;
     groups.lines().find_map(|line| line.strip_prefix(group)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok())
@@ -171,7 +172,7 @@ fn has_mappings() -> bool {
     mappings.and_then(|text| text.trim().parse::<u64>().ok()).is_some_and(|mappings| mappings >= host::GOOD_MAP_COUNT)
 }
 
-/// Whether the group kvm may use the device, or there is none to be had.
+/// Whether the group kvm may use `/dev/userfaultfd`, or this host has no such device.
 fn has_userfaultfd(root: &Path) -> bool {
     let Ok(device) = fs::metadata(root.join("dev/userfaultfd")) else { return true };
     device.mode() & 0o060 == 0o060 && gid_of(root, "kvm") == Some(device.gid())

@@ -54,11 +54,12 @@ impl Folding {
         Ok(())
     }
 
-    /// Whether Pagefold handles the faults of a guest's memory; `None` if no service has it as a connected member.
+    /// Whether Pagefold's agents handle the page faults of a guest's memory (userfaultfd); `None` if no connected
+    /// member belongs to the guest.
     pub fn follows(&self, guest: &Guest) -> Option<bool> {
         let reports = self.groups.values().flat_map(|(.., report)| &report.members);
         let of_guest: Vec<_> = reports.filter(|m| m.connected && guest.pids.contains(&m.pid)).collect();
-        // A migration or a snapshot has it where an agent yields.
+        // Where an agent has yielded, a migration or a snapshot handles them.
         (!of_guest.is_empty()).then(|| of_guest.iter().all(|m| m.state != "yielded"))
     }
 

@@ -17,7 +17,8 @@ const PROGRAMS: [(&str, &str); 5] = [
 /// The agent that is put into running processes.
 const OBJECT: (&str, &str) = ("pagefold-agent", "no process that runs can be attached");
 
-/// Where `./x build` leaves the object.
+/// Whether the agent lies where `./x build` leaves it, as seen from this program; `None` if this program's path is not
+/// known.
 fn built() -> Option<bool> {
     let program = std::env::current_exe().ok()?;
     let dir = program.parent()?;
@@ -25,7 +26,7 @@ fn built() -> Option<bool> {
     Some(dir.join(musl).join(dir.file_name()?).join(OBJECT.0).is_file())
 }
 
-/// The check.
+/// Checks that all programs and the agent are there, and of the version of this program.
 pub fn check() -> Check {
     let check = |found: String| Check::ok("host:parts", found, "folding, attaching, HTTP");
     let faults: Vec<String> = PROGRAMS.iter().filter_map(|part| fault(part, helper::program(part.0))).collect();

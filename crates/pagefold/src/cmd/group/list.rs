@@ -25,7 +25,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let (mut groups, mut outcome) = (Vec::new(), Outcome::Done);
     for service in args.services()? {
         let lines = service.groups()?;
-        // A service of an earlier version knows no such question.
+        // A service of an earlier version does not know this question.
         for trouble in service.troubles().unwrap_or_default() {
             say!("pagefold: {}", cli::printable(&trouble.detail));
         }
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The group with its worker's figures, and whether these could be had.
+/// The group with its worker's figures, and whether the service has told these.
 fn ask(service: &Service, line: GroupLine) -> (Listed, bool) {
     let words = words::settings(&line.settings, line.configured);
     let report = match service.show(&line.name) {

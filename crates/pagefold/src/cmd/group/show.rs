@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Sequence that a terminal takes as: go to the upper left corner, and clear what follows.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Most processes that are named which are not attached.
+/// Most lines in a list of processes that are not attached.
 const MOST_LINES: usize = 20;
 
 /// Arguments of `pagefold group show`.
@@ -82,7 +82,8 @@ fn text(state: &GroupState, show: &ShowArgs) -> String {
     words::fit(state.fit.as_ref()) + &text + &not_attached(&state.not_attached)
 }
 
-/// The processes that rules fit in vain, and forked children that are no members, with the reasons.
+/// Processes that a rule fits and that could not be attached, and forked children that are no members, with the
+/// reasons. Empty if there are none.
 fn not_attached(all: &[NotAttached]) -> String {
     let line = |one: &&NotAttached| {
         let NotAttached { pid, program, why, again_s, family, .. } = *one;

@@ -54,7 +54,8 @@ pub fn settings(s: &Settings, configured: bool) -> String {
     words.join("; ")
 }
 
-/// The line that stands first where memory is balanced between VMs of the group.
+/// The first line of a group's state: how many more guests fit. Empty unless memory is balanced between VMs of the
+/// group.
 pub fn fit(fit: Option<&Fit>) -> String {
     let Some(fit) = fit else { return String::new() };
     let Fit { more, policy, like_bytes, storm_bytes, reserve_bytes } = fit;
@@ -63,7 +64,7 @@ pub fn fit(fit: Option<&Fit>) -> String {
     format!("{more} more guests of {like} fit ({policy}); a full break storm needs {storm}, the reserve is {reserve}\n")
 }
 
-/// The settings and the worker.
+/// The settings and the worker of a group, in words.
 pub fn of(state: &GroupState) -> String {
     let worker = match (state.worker, state.worker_pid) {
         (_, Some(pid)) => format!("worker {}, process {pid}", worker(state.worker)),

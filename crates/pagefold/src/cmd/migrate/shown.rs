@@ -19,14 +19,14 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// A migration of a guest that stays after a time.
+    /// The display of a migration after which the guest stays here, if it has not arrived within the time `within`.
     pub fn of(guest: &Guest, within: Duration) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
         bar.set_style(ProgressStyle::with_template("{wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self { bar, guest: cli::printable(&guest.id), within, began: Instant::now(), next: FIRST }
     }
 
-    /// Shows its state, where that is due.
+    /// Shows the state of the migration: always on a terminal, else only when the time for the next line has come.
     pub fn see(&mut self, progress: &Progress) {
         if progress.seconds == 0.0 {
             return;

@@ -1,4 +1,4 @@
-//! Guests that do nothing.
+//! Finding guests that do nothing, and parking them.
 
 use super::{park_all, text};
 use api::name;
@@ -16,9 +16,10 @@ const USED_PART: u32 = 20;
 /// Most processor time that an idle guest uses or waits for: 1/2 of one core. On a busy host an agent's short wake-ups
 /// wait for a processor many times as long as they run. A guest that works and gets no processor waits all the time.
 const WANTED_PART: u32 = 2;
-/// Time between two looks at the guests: 1 minute. A guest is idle only if it is idle between all looks.
+/// Time between two readings of guests' processor times: 1 minute. A guest is idle only if it was idle between all
+/// readings.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// Most guests that are parked together: 8. Others wait for the next look.
+/// Most guests that are parked after one reading: 8. Others wait for the next reading.
 const AT_ONCE: usize = 8;
 /// Longest time until this command notices an interrupt: 100 ms.
 const WAKE_EVERY: Duration = Duration::from_millis(100);
@@ -53,12 +54,12 @@ impl Meant {
     }
 }
 
-/// The reason for the journal.
+/// The reason for parking an idle guest, for the journal.
 pub fn words(idle_s: u64) -> String {
     format!("it was idle for {idle_s} s")
 }
 
-/// A guest that may be idle, and its processor times at the last look.
+/// A guest that may be idle, and its processor times ([`times_of`]) at the last reading.
 struct Candidate {
     guest: Guest,
     process: ProcessId,
@@ -68,24 +69,25 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// A guest at its first look; `None` if it has ended or is stopped.
+    /// A guest with its present processor times; `None` if it has ended or is stopped.
     fn new(guest: Guest, now: Instant) -> Option<Self> {
         let process = ProcessId { pid: *guest.pids.first()?, start_ticks: guest.facts.start_ticks };
         Some(Self { process, times: times_of(&process)?, since: now, guest })
     }
 
-    /// Whether the guest has used, and waited for, little processor time in the `time` since the look `before`.
+    /// Whether the guest has used, and waited for, little processor time in the `time` since the reading `before`.
     fn is_idle_since(&self, before: &Self, time: Duration) -> bool {
         is_little([0, 1].map(|at| self.times[at].saturating_sub(before.times[at])), time)
     }
 }
 
-/// Whether a guest that in `time` has used, and has used or waited for, so much processor time is idle.
+/// Whether a guest is idle that in `time` has used the processor for `used`, and has used or waited for it for
+/// `wanted`.
 fn is_little([used, wanted]: [Duration; 2], time: Duration) -> bool {
     used <= time / USED_PART && wanted <= time / WANTED_PART
 }
 
-/// Guests as they were at the last look, and its time.
+/// Guests with their processor times at the last reading, and the time of this reading.
 struct Watch {
     known: Vec<Candidate>,
     at: Instant,
@@ -124,7 +126,7 @@ impl Watch {
     }
 }
 
-/// Sleeps, unless this process is interrupted.
+/// Sleeps for `time`, or until this process is interrupted.
 fn rest(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end && host::interrupted().is_none() {
@@ -132,7 +134,7 @@ fn rest(time: Duration) {
     }
 }
 
-/// Guests that are meant and are idle for so long from here on.
+/// Watches guests that `meant` selects, for `time`. Returns those that were idle all the time.
 pub fn found(
     find: &dyn Fn() -> anyhow::Result<Vec<Guest>>,
     meant: &Meant,
@@ -152,7 +154,8 @@ pub fn found(
     Ok(watch.idle_for(time))
 }
 
-/// Parks guests that are meant as soon as they have been idle for so long, until this process is interrupted or its standard input closes.
+/// Parks guests that `meant` selects as soon as they have been idle for `time`, until this process is interrupted or
+/// its standard input closes.
 ///
 /// # Errors
 /// Notes of parked guests cannot be used.
@@ -166,7 +169,7 @@ pub fn park_on(
     let own = ProcessId::of(std::process::id())?;
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        // Guests that are being parked go on.
+        // This process then resumes guests that it is parking, and ends.
         own.terminate();
     });
     let (mut watch, why) = (Watch::new(), words(time.as_secs()));

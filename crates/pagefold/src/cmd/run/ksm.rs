@@ -5,7 +5,7 @@
 //!                                                           \--> this kernel keeps that for forked children alone: 3
 //! ```
 //!
-//! Kernels from 6.4 on know the question, and from 6.7 on keep it when a program is executed.
+//! Kernels have `PR_SET_MEMORY_MERGE` from 6.4 on, and keep the setting across `execve` from 6.7 on.
 
 use super::Args;
 use crate::cmd::attach::say_whether_ksmd_runs;

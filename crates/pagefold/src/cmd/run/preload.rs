@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// File name of the library.
+/// File name of the agent's library.
 const LIBRARY: &str = "libpagefold.so";
 /// Greatest depth of scripts whose interpreter is a script: the kernel's limit.
 const MOST_INTERPRETERS: usize = 4;
@@ -55,7 +55,7 @@ pub fn find_program(name: &OsStr) -> Result<PathBuf, Missing> {
     }
 }
 
-/// An error for programs that no library can be loaded into.
+/// Fails with the reason if no library can be loaded into a program, or into the interpreter of a script.
 pub fn check_program(program: &Path) -> anyhow::Result<()> {
     let no = |why: String| Err(Stop::Usage(format!("{} cannot be a member: {why}", program.display())).into());
     let mut path = program.to_owned();
@@ -85,7 +85,8 @@ pub fn check_program(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The reason why the loader will ignore `LD_PRELOAD`: the program gets more rights than its caller.
+/// The reason why the loader will ignore `LD_PRELOAD`: the program gets more rights than its caller. `None` if it does
+/// not.
 fn gains_rights(path: &Path) -> Option<String> {
     let found = fs::metadata(path).ok()?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
@@ -174,7 +175,7 @@ mod tests {
         let mut sh = fs::read("/bin/sh").unwrap();
         fs::write(&path, format!("#!{} -e\n", "/bin/sh")).unwrap();
         check_program(&path).unwrap();
-        // Without its loader it is a static program.
+        // Without its loader (`PT_INTERP`), it counts as linked statically.
         let headers = u64::from_le_bytes(sh[32..40].try_into().unwrap()) as usize;
         let count = usize::from(u16::from_le_bytes(sh[56..58].try_into().unwrap()));
         let interpreter = (0..count).map(|n| headers + n * 56).find(|&at| sh[at] == 3).unwrap();

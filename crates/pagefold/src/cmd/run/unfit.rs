@@ -1,4 +1,4 @@
-//! Programs that run as without Pagefold, because an agent in them would do harm.
+//! Programs that are run without an agent, because an agent in them would do harm.
 
 use object::LittleEndian;
 use object::elf::{FileHeader64, SHT_STRTAB, SectionHeader64};
@@ -15,23 +15,25 @@ const SANITIZERS: [(&[u8], &str); 4] = [
     (b"__tsan_init", "ThreadSanitizer"),
 ];
 
-/// Number of filters of system calls (seccomp) that this process has, and that the program will have.
+/// Number of filters of system calls (seccomp) that this process has, and that the program will inherit.
 pub fn filters() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let count = status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The reason, if one of these filters ends a process for a call of the agent's.
+/// The reason against an agent, if one of `count` filters ends a process for a system call of the agent.
 pub fn by_filters(count: u32) -> Option<String> {
     let call = (count > 0).then(act::fatal_call)??;
     Some(format!("a filter of system calls (seccomp) of this process ends programs that call {call}; allow that call"))
 }
 
-/// The reason, if the program has a runtime that looks after all of its memory, and must be loaded before any other library.
+/// The reason against an agent, if the program has a sanitizer's runtime: it looks after all of the program's memory,
+/// and must be loaded before any other library.
 pub fn by_sanitizer(program: &Path) -> Option<String> {
     let file = File::open(program).ok()?;
-    // Scripts have no tables. So have programs whose tables were cut off: then a name may stand anywhere.
+    // Scripts and stripped programs have no such tables. In these, the name may stand anywhere, so the whole file is
+    // searched.
     let names = string_tables(&file).or_else(|| fs::read(program).ok())?;
     let begin_of = |text: &[u8]| SANITIZERS.into_iter().find(|(begin, _)| *begin == text);
     let (_, name) = names.split(|byte| *byte == 0).find_map(begin_of)?;
@@ -41,8 +43,8 @@ pub fn by_sanitizer(program: &Path) -> Option<String> {
 /// Most bytes of tables that are read: 64 MiB.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// A program's tables of symbols' names: the loader's (`.dynstr`) and the linker's (`.strtab`). A runtime's names stand in the first if it
-/// is a library, and in the second if it was linked in.
+/// A program's tables of symbols' names: the loader's (`.dynstr`) and the linker's (`.strtab`). A runtime's names stand
+/// in the first if it is a library, and in the second if it was linked in.
 fn string_tables(file: &File) -> Option<Vec<u8>> {
     let file = ReadCache::new(file);
     let header = FileHeader64::<LittleEndian>::parse(&file).ok()?;
