@@ -56,6 +56,8 @@ const TABLE_BYTES: u64 = 32;
 /// without folding; and how long nothing must have been left before: 1 MiB, 5 s. Agents report a moment late which
 /// folded pages were written.
 const BEYOND: (u64, Duration) = (1 << 20, Duration::from_secs(5));
+/// Time after which a count that stays the same is a new one: 60 s. Agents count again within that time.
+const COUNTED: Duration = Duration::from_secs(60);
 /// If more memory than this is left, in bytes, the limit is read again after this time at the earliest: 64 MiB, 2 s.
 const MUCH: (u64, Duration) = (64 << 20, Duration::from_secs(2));
 /// Time after which limits are read again if no limit applies to the member: 10 s.
@@ -71,8 +73,10 @@ pub struct Headroom {
     left: Option<u64>,
     /// Since when nothing is left; `None` if something is.
     short_since: Option<Instant>,
-    /// Number of runs with mappings that the member was asked to fold since the limit was read last, and between the
-    /// last two readings. The member's latest statistics may be older than these folds.
+    /// Number of mappings in the member's statistics, and since when they have said so.
+    counted: Option<(u64, Instant)>,
+    /// Number of runs with mappings that the member was asked to fold since the last count in its statistics, and
+    /// between the two last counts: it may have counted before it folded these.
     unseen_runs: [u64; 2],
     /// Least number of mappings that the process is known to have had, without mappings of folded pages; `None` before
     /// the first count.
@@ -151,6 +155,15 @@ impl Headroom {
         self.unseen_runs[0] += mapped;
     }
 
+    /// Notes the number of mappings in a member's statistics. Agents count them seldom, and repeat the last count until
+    /// then. Another number is a new count, which has the mappings of all runs that were folded before.
+    fn note_count(&mut self, vmas: u64, now: Instant) {
+        let is_same = |(last, since): (u64, Instant)| last == vmas && now.saturating_duration_since(since) < COUNTED;
+        if !self.counted.is_some_and(is_same) {
+            (self.counted, self.unseen_runs) = (Some((vmas, now)), [0, self.unseen_runs[0]]);
+        }
+    }
+
     /// Notes how many mappings the process has (`all`), and how many pages are folded or were written since they were
     /// folded (`pages`). Each of these pages accounts for two mappings at most.
     fn note_mappings(&mut self, all: u64, pages: u64) {
@@ -218,7 +231,7 @@ impl Group {
         let accounts = bounds.into_iter().map(|bound| (self.account(&bound.group), bound));
         let least = accounts.min_by_key(|(account, bound)| account.left(bound, was_short).into_iter().min());
         let Some(member) = self.members.get_mut(&id) else { return false };
-        member.headroom.unseen_runs = [0, member.headroom.unseen_runs[0]];
+        member.headroom.note_count(member.stats.vmas, now);
         member.headroom.judge(least.as_ref(), now);
         (member.headroom.refusal.is_some(), member.headroom.rests) != was
     }
@@ -338,5 +351,19 @@ mod tests {
         };
         assert_eq!([left(&[run(Target::Zero)]), left(&[slot])], [Some(2 * RUN_BYTES - 1), Some(RUN_BYTES - 1)]);
         assert_eq!(left(&[slot]), Some(0));
+    }
+
+    #[test]
+    fn runs_are_unseen_until_mappings_were_counted_twice() {
+        let (mut headroom, now) = (Headroom::default(), Instant::now());
+        let mut unseen = |seconds, vmas, more| {
+            headroom.unseen_runs[0] += more;
+            headroom.note_count(vmas, now + Duration::from_secs(seconds));
+            headroom.unseen_runs.iter().sum::<u64>()
+        };
+        // The same number is repeated, whatever was asked for since.
+        assert_eq!([unseen(0, 100, 5), unseen(1, 100, 7), unseen(9, 100, 0)], [5, 12, 12]);
+        assert_eq!([unseen(10, 120, 1), unseen(11, 120, 0), unseen(20, 121, 0)], [8, 8, 0]);
+        assert_eq!([unseen(21, 121, 3), unseen(79, 121, 0), unseen(80, 121, 0), unseen(140, 121, 0)], [3, 3, 3, 0]);
     }
 }
