@@ -1,5 +1,6 @@
-//! `pagefold bench admit`: randomised admissions, departures, divergences and storms on a simulated host. The decisions are those of the
-//! room `balance` itself. The time that an answer takes is measured by the files of a service with 500 members.
+//! `pagefold bench admit`: random requests to admit guests, ends of guests, changes of the memory that they use, and
+//! break storms, on a simulated host. What is decided is decided by the crate `balance`, as on a real host. The time of
+//! an answer is measured apart from the simulation, with the files that a service with 500 guests keeps.
 
 mod host;
 mod world;
@@ -14,9 +15,9 @@ use cli::output;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Guests whose facts are kept while answers are timed.
+/// Guests in the files of the service by which the time of an answer is measured.
 const MEMBERS: usize = 500;
-/// Answers that are timed.
+/// Number of answers whose time is measured.
 const ANSWERS: usize = 1000;
 
 /// Arguments of `pagefold bench admit`.
@@ -79,7 +80,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if is_good { Outcome::Done } else { Outcome::Partial })
 }
 
-/// Times of answers, in ascending order.
+/// Times of `ANSWERS` answers, in ascending order.
 fn times() -> anyhow::Result<Vec<Duration>> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-admit-{}", std::process::id()));
     let took = times_in(&dir);

@@ -1,5 +1,6 @@
-//! `pagefold bench attach`: attaches to a program, and detaches from it, again and again. Everything that is left of the
-//! agent is counted, and calls that were interrupted where the program counts them.
+//! `pagefold bench attach`: puts the folding agent into a running program and takes it out again, many times. After
+//! each cycle, the bench counts everything of the agent that is left in the program. It also counts system calls that
+//! the agent interrupted, where the program counts them.
 //!
 //! ```text
 //!   a cycle: note the program's mappings, threads and files
@@ -28,9 +29,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use subject::{Subject, broken_pages};
 
-/// Least pages that are folded and broken in each cycle.
+/// A cycle waits until at least 1000 pages of the program are folded, and then until 100 of them are broken: written,
+/// and so private again.
 const LEAST: (u64, u64) = (1000, 100);
-/// Attempts at having pages folded, each of 20 s.
+/// Number of waits, of 20 s each, for enough pages to be folded; and then for enough to be broken.
 const TRIES: usize = 6;
 /// Most leftovers that are named: 20.
 const MOST_LEFT: usize = 20;
@@ -101,7 +103,8 @@ struct Phases {
     detach: Spread,
 }
 
-/// Times of all cycles, in milliseconds: until the agent is there, until pages are folded, and of detaching.
+/// Times in all cycles, in milliseconds: of the whole cycle, until the agent was there, until pages were folded, and of
+/// detaching.
 #[derive(Default)]
 struct Times {
     cycle: Vec<u64>,
@@ -204,7 +207,8 @@ fn milliseconds(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Attaches, waits until pages are folded, has some broken, and detaches.
+/// The middle of a cycle: attaches, waits until enough pages are folded, has the program write folded pages until
+/// enough are broken, and detaches.
 fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &mut Times) -> anyhow::Result<()> {
     let (pid, began) = (subject.pid(), Instant::now());
     let mut child = attach(pid, serving.dir(), stops, subject.is_whole(), true)?;
@@ -219,7 +223,7 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     let folded = (0..TRIES).find_map(|_| wait_for(is_folded, "too few pages are folded").ok());
     folded.context("too few pages are folded after two minutes")?;
     times.fold.push(milliseconds(began));
-    // Others than those that are written may have been folded first.
+    // The pages that the program writes may not be those that were folded first. So it writes until enough are broken.
     let mut is_broken = || {
         subject.break_folds()?;
         let broken = broken_pages(pid)?;
@@ -235,9 +239,10 @@ fn attached(serving: &Serving, subject: &mut dyn Subject, stops: &Path, times: &
     Ok(())
 }
 
-/// Makes a member of a process, of all of its private anonymous memory or of what it advises. An eager member folds all pages that rest.
-/// Returns the helper process, which stays beside the member. At its end the helper adds to the file `stops` how long threads were
-/// stopped, in microseconds.
+/// Makes a process a member of the group: with all of its private anonymous memory (`is_whole`), or with what it
+/// advises as mergeable. With `is_eager`, the agent folds every page that was not written for a while, even if it may
+/// soon be written again. Returns the helper process, which stays as long as the process is attached, and detaches it
+/// on `SIGTERM`. At its end the helper adds to the file `stops` how long it stopped threads, in microseconds.
 ///
 /// # Errors
 /// The process cannot be attached.
@@ -260,7 +265,7 @@ pub fn attach(pid: u32, service: &Path, stops: &Path, is_whole: bool, is_eager: 
     Ok(child)
 }
 
-/// The program that attaches.
+/// Path of the program `pagefold-attach`.
 fn attacher() -> anyhow::Result<PathBuf> {
     beside("pagefold-attach", "it is built together with pagefold (./x build)")
 }

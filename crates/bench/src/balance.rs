@@ -1,4 +1,4 @@
-//! `pagefold bench balance`: memory between guests, when things go wrong.
+//! `pagefold bench balance`: how `pagefold balance` moves memory between guests when drivers, QEMU or guests fail.
 //!
 //! ```text
 //!   policies: memory is taken of the host, under each policy in turn (policies.rs)
@@ -35,7 +35,7 @@ use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Policies that can be compared: our own, and those of other programs.
+/// Policies that can be compared: those of `pagefold balance`, and the rules of other programs.
 const POLICIES: [&str; 8] = ["working-set", "group", "entitlement", "equal", "reporting", "mom", "proxmox", "squeezed"];
 
 /// Arguments of `pagefold bench balance`.

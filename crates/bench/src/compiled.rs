@@ -1,4 +1,4 @@
-//! Programs in C that a bench brings along: they have nothing of ours in them.
+//! Programs in C that a bench compiles and runs: no library of Pagefold is linked into them.
 
 use anyhow::{Context, ensure};
 use cli::exit::Stop;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Lock file of the one bench that may run, which a driver of ksmd has, too.
+/// Lock file of the one bench that may run. A service whose balancer sets ksmd to work takes the same lock.
 const LOCK: &str = lend::ksmd::LOCK;
 /// Time limit for a process to end after it was asked to.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ enum Duty {
     Quietly,
 }
 
-/// The bench's end of the guardian.
+/// The bench's connection to the guardian.
 pub struct Guardian {
     child: Child,
     pipe: Option<ChildStdin>,
@@ -70,7 +70,7 @@ impl Guardian {
         let mut child = Command::new(cli::OWN_PROGRAM)
             .args(["bench-guest", "guard"])
             .stdin(Stdio::piped())
-            // The guardian writes nothing there, but so it holds the lock as long as it lives.
+            // The guardian writes nothing to its output. As long as it lives it keeps this file open, and so the lock.
             .stdout(lock)
             .spawn()
             .context("cannot start the process that puts everything back")?;
@@ -83,37 +83,37 @@ impl Guardian {
         self.tell(&Duty::Ksm(knobs.0.clone()))
     }
 
-    /// Ends a process in the end, if it still runs.
+    /// Has the guardian end a process, if it still runs when the bench ends.
     pub fn keep_process(&mut self, process: ProcessId) -> anyhow::Result<()> {
         self.tell(&Duty::Process(process))
     }
 
-    /// Ends a lab in the end, if it still exists.
+    /// Has the guardian end a lab, if it still exists when the bench ends.
     pub fn keep_lab(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Lab(dir.to_owned()))
     }
 
-    /// Ends machines with sockets below a directory in the end.
+    /// Has the guardian end the virtual machines with sockets below a directory when the bench ends.
     pub fn keep_machines(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Machines(dir.to_owned()))
     }
 
-    /// Ends swapping to a file in the end, and removes it.
+    /// Has the guardian end swapping to a file, and remove the file, when the bench ends.
     pub fn keep_swap(&mut self, file: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Swap(file.to_owned()))
     }
 
-    /// Ends swapping to a zram device in the end, and removes it.
+    /// Has the guardian end swapping to a zram device, and remove the device, when the bench ends.
     pub fn keep_zram(&mut self, number: u32) -> anyhow::Result<()> {
         self.tell(&Duty::Zram(number))
     }
 
-    /// Removes a control group in the end.
+    /// Has the guardian remove a control group when the bench ends.
     pub fn keep_cgroup(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Cgroup(dir.to_owned()))
     }
 
-    /// Removes a directory in the end.
+    /// Has the guardian remove a directory when the bench ends.
     pub fn keep_dir(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.tell(&Duty::Dir(dir.to_owned()))
     }
@@ -140,12 +140,13 @@ impl Guardian {
 impl Drop for Guardian {
     fn drop(&mut self) {
         self.pipe = None;
-        // Reaped already after `finish`.
+        // After `finish`, the guardian was waited for already.
         let _ = self.child.wait();
     }
 }
 
-/// The guardian's process.
+/// What the guardian's process does: it collects duties until the bench's end of the pipe closes, then performs them,
+/// the last one first.
 pub fn guard() -> anyhow::Result<Outcome> {
     // Signals of the terminal are meant for the bench. `setsid` fails if this process leads a session already.
     let _ = rustix::process::setsid();
@@ -190,11 +191,13 @@ fn perform(duty: &Duty) -> anyhow::Result<()> {
     }
 }
 
-/// Removes a control group, and those in it that a service left there. Processes in them may be on their way out.
+/// Removes a control group, and the groups below it that a service left there. Tries again for a while, because ending
+/// processes keep a group busy.
 pub(crate) fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     let begin = Instant::now();
     while let Err(e) = remove_cgroups(dir) {
-        // One in it may have gone while it was looked at: only this one's absence counts.
+        // A group below this one may have gone while the tree was read. That is no success yet: this one has to be
+        // gone.
         if !dir.exists() {
             break;
         }
@@ -206,7 +209,7 @@ pub(crate) fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes a control group, after those in it.
+/// Removes a control group, after all groups below it.
 fn remove_cgroups(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

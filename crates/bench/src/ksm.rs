@@ -50,7 +50,7 @@ use std::path::{Path, PathBuf};
 pub fn run(o: &Options) -> anyhow::Result<Outcome> {
     o.check()?;
     if o.small_pages {
-        // Programs inherit this from the one that starts them.
+        // Disables transparent huge pages for this process, and for all that it starts: they inherit the setting.
         rustix::thread::disable_transparent_huge_pages(true)?;
     }
     let mut guardian = Guardian::start()?;
@@ -68,7 +68,7 @@ pub fn run(o: &Options) -> anyhow::Result<Outcome> {
 /// their own, and pass through it to the prover's socket.
 ///
 /// # Errors
-/// It cannot be created.
+/// The directory cannot be created.
 pub fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -76,12 +76,12 @@ pub fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Takes turns of both sides, for the number of rounds in the options.
+/// Has ksmd and then Pagefold take a turn, as many times as the options say.
 fn turns<T>(o: &Options, mut turn: impl FnMut(Side) -> anyhow::Result<T>) -> anyhow::Result<Vec<(T, T)>> {
     let mut rounds = Vec::new();
     for round in 1..=o.rounds {
         say!("pagefold: round {round} of {}: ksmd", o.rounds);
-        // No merging while guests start.
+        // ksmd must merge nothing while guests start.
         act::set_ksm("run", "0")?;
         let theirs = turn(Side::Ksmd).map_err(|e| failed("ksmd", e))?;
         say!("pagefold: round {round} of {}: pagefold", o.rounds);
@@ -91,8 +91,8 @@ fn turns<T>(o: &Options, mut turn: impl FnMut(Side) -> anyhow::Result<T>) -> any
     Ok(rounds)
 }
 
-/// Turns an error into words alone, unless it carries an exit code. Else a broken pipe to a prober that died would be
-/// taken for the bench's own output being closed.
+/// Makes an error plain text, unless it carries an exit code. Otherwise a broken pipe to a prober that has died would
+/// count as the reader of the bench's own output being gone, which is no failure.
 fn failed(who: &str, e: anyhow::Error) -> anyhow::Error {
     let what = format!("{who} could not be measured");
     if e.chain().any(|cause| cause.is::<Stop>()) { e.context(what) } else { anyhow::anyhow!("{what}: {e:#}") }

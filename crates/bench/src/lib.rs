@@ -1,5 +1,5 @@
-//! `pagefold bench`: Pagefold beside ksmd, beside plain hashing, reading and copying, and beside doing without it, each
-//! measured in one run.
+//! `pagefold bench`: compares Pagefold with ksmd, with plain hashing, reading and copying of the same bytes, and with
+//! not using it. Each bench measures both sides in one run.
 #![forbid(unsafe_code)]
 
 use clap::Subcommand;
@@ -124,7 +124,7 @@ pub fn run(args: Args, place: impl FnOnce(&[OsString]) -> anyhow::Result<Outcome
     }
 }
 
-/// Runs one process of a bench.
+/// Runs one of the processes that benches start: a guest, a load, or the guardian.
 pub fn run_guest(args: &GuestArgs) -> anyhow::Result<Outcome> {
     match &args.what {
         GuestOf::Burn(args) => latency::burn(args),

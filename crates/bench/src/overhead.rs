@@ -9,8 +9,8 @@
 //! The figure is the median of the ratios of wall time per unit of work. Processor time of the group's worker is billed
 //! to the group and not part of the ratio. Where it competes with the workload for processors, the wall time shows that.
 //!
-//! Members fold whatever rests (`PAGEFOLD_EAGER`), as other people's programs do in `./x peers`. `--patient` leaves
-//! members as users have them.
+//! Members fold all pages that were not written for a while (`PAGEFOLD_EAGER`), as other people's programs do in `./x
+//! peers`. `--patient` leaves members as users have them.
 
 mod boot;
 mod build;
@@ -35,20 +35,21 @@ use std::path::{Path, PathBuf};
 const USUAL: f64 = 1.02;
 /// Cap of the ratio for storms: 25% more time.
 const STORM: f64 = 1.25;
-/// The group's setting: more pages fingerprinted a second than any workload has, as in `./x peers`.
+/// Setting of the group: pages that are fingerprinted a second, more than any workload has. `./x peers` has the same.
 const SETTINGS: &str = "scan-rate = 400000";
-/// Part of a floor that must be folded where only a small part of the work is wanted: 1 in 20.
+/// With `--short`, one in so many of the pages must be folded that must be folded otherwise.
 pub const SHORT_FLOOR: u64 = 20;
 
 /// A piece of work that is measured.
 struct Workload {
     name: &'static str,
-    /// Its unit of work, for people.
+    /// Unit of work, in words for people.
     unit: &'static str,
     cap: f64,
-    /// Pages that must be folded before the work begins; 0 where nothing rests that is there twice.
+    /// Least pages that must be folded before the work begins; 0 for a workload without equal pages that stay
+    /// unwritten.
     floor: u64,
-    /// Programs that must be there, each with the Debian package that has it.
+    /// Programs that must be installed, each with the Debian package that has it.
     needs: &'static [(&'static str, &'static str)],
     /// Does the work on one side. Returns wall time in seconds of a unit.
     recipe: fn(&Side) -> anyhow::Result<f64>,
@@ -152,7 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// The workloads that are asked for.
+/// The workloads that the arguments name, or all.
 fn chosen(args: &Args) -> anyhow::Result<Vec<&'static Workload>> {
     let names = WORKLOADS.iter().map(|workload| workload.name).collect::<Vec<_>>();
     if let Some(unknown) = args.workloads.iter().find(|name| !names.contains(&name.as_str())) {
@@ -163,10 +164,10 @@ fn chosen(args: &Args) -> anyhow::Result<Vec<&'static Workload>> {
     Ok(const { &WORKLOADS }.iter().filter(is_wanted).collect())
 }
 
-/// Makes the bench's directory, into which servers that run as users of their own may look.
+/// Makes the bench's directory. Servers run as users of their own and must be able to pass through it.
 ///
 /// # Errors
-/// It cannot be created.
+/// The directory cannot be created.
 pub fn make_dir(guardian: &mut Guardian) -> anyhow::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("pagefold-bench-{}", std::process::id()));
     DirBuilder::new().mode(0o755).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -181,7 +182,7 @@ fn measure(workload: &'static Workload, args: &Args, dir: &Path, guardian: &mut 
     let floor = if args.short { workload.floor.div_ceil(SHORT_FLOOR) } else { workload.floor };
     let (mut plain_s, mut member_s, mut folded_pages) = (Vec::new(), Vec::new(), u64::MAX);
     for round in 0..args.rounds {
-        // A B B A: what drifts falls on both sides alike.
+        // The order is reversed in every second round, so that slow changes of the machine fall on both sides alike.
         for is_member in if round.is_multiple_of(2) { [false, true] } else { [true, false] } {
             let which = if is_member { "a member" } else { "not a member" };
             say!("pagefold: {}, round {} of {}: {which}", workload.name, round + 1, args.rounds);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The option that has guests moved.
+/// The option by which guests are run and their predicted savings checked.
 const MOVED: &str = "--moved";
 /// RAM of a guest, in bytes: 128 MiB.
 const RAM: u64 = 128 << 20;
@@ -29,7 +29,7 @@ const HOSTS: [&str; 2] = ["one", "two"];
 const IDLE_WITHIN: Duration = Duration::from_secs(60);
 /// Longest time until folding is settled: 2 min.
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
-/// Number of looks at the savings, a second apart, without growth after which folding is settled.
+/// Folding counts as settled after this many readings of the savings without a change, a second apart.
 const STILL_LOOKS: usize = 8;
 
 /// Arguments of `pagefold bench place`, which pagefold-place knows.
@@ -41,13 +41,13 @@ pub struct Args {
     words: Vec<OsString>,
 }
 
-/// A move of a plan.
+/// A move in a plan, and what it saves.
 struct Predicted {
-    /// The guest that moves.
+    /// Name of the guest that moves.
     moved: String,
-    /// Bytes that are saved more by its move, by the plan.
+    /// Bytes that the plan says the move saves.
     predicted_bytes: u64,
-    /// The same by page frames.
+    /// Bytes that the guests save on one host beyond what each saves alone, by page frames.
     audited_bytes: u64,
 }
 
@@ -102,7 +102,7 @@ fn moved(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Predicted> {
     until_settled(&serving)?;
     let audit = json(Command::new(&own).args(["audit", "--json"]).env("PAGEFOLD_DIR", serving.dir()))?;
     let audited_bytes = saved_bytes(&audit)?.saturating_sub(apart);
-    // Guests end before their service.
+    // The guests must end before the service of which they are members.
     lab.down()?;
     Ok(Predicted { moved: first["guest"].as_str().unwrap_or_default().to_owned(), predicted_bytes, audited_bytes })
 }
@@ -118,7 +118,8 @@ fn sketch(host: &str, guest: &Guest, dir: &Path) -> anyhow::Result<()> {
     json(&mut command).map(drop)
 }
 
-/// Bytes that folding saves, by page frames, without tables of the service and its agents, which are in no prediction.
+/// Bytes that folding saves, by an audit of page frames. Tables of the service and its agents are not subtracted: no
+/// plan predicts them.
 fn saved_bytes(audit: &Value) -> anyhow::Result<u64> {
     let savings = audit["by_group"].as_array().and_then(|all| all.iter().find(|group| group["savings"].is_object()));
     let savings = &savings.context("the audit tells no savings")?["savings"];
@@ -130,7 +131,7 @@ fn bytes(of: &Value, name: &str) -> anyhow::Result<u64> {
     of[name].as_u64().with_context(|| format!("no {name} in {of}"))
 }
 
-/// Waits until the group's savings grow no more.
+/// Waits until the group's savings do not change any more.
 fn until_settled(serving: &Serving) -> anyhow::Result<()> {
     let (begin, mut last, mut still) = (Instant::now(), 0, 0);
     while begin.elapsed() < SETTLED_WITHIN {
@@ -152,7 +153,7 @@ fn json(command: &mut Command) -> anyhow::Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// This program, by a path that others can run, too.
+/// Path of this program, to run it again.
 fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find this program to start it again")
 }

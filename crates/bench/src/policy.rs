@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 use textbook::{RENTAL, Textbook};
 use trace::Trace;
 
-/// Time between two looks of a recording, in seconds.
+/// Time between two readings of a program's pages while a trace is recorded, in seconds.
 const LOOK_SECONDS: u32 = 2;
-/// Length of the blocks of pages of which `--one-in` picks some, in pages.
+/// Length of the blocks of pages of which `--one-in` records some, in pages.
 const BLOCK_PAGES: u64 = 64;
-/// Pages that are read at once.
+/// Most pages that are read by one call.
 const AT_ONCE_PAGES: u64 = 64;
 /// End of the addresses that a program may have: the kernel keeps the last page below it.
 const LAST: HostVirt = HostVirt((1 << 47) - PAGE_BYTES as u64);
@@ -120,13 +120,14 @@ fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// A recording under way.
+/// A trace that is being recorded.
 struct Recording {
     pid: u32,
     one_in: u64,
-    /// The number and the fingerprint of each page, by process and page number.
+    /// Each page's number in the trace and its fingerprint, by process and page number in the address space.
     pages: HashMap<(u32, u64), (u64, Fingerprint)>,
-    /// Numbers of pages that were given back. The next pages take them, as a host's next pages take its frames.
+    /// Numbers of pages that the program gave back. New pages get these numbers first, as new memory gets frames that
+    /// were freed.
     free: BTreeSet<u64>,
     buffer: Vec<u8>,
 }
@@ -153,7 +154,7 @@ impl Recording {
         Ok(Trace { pages, look_seconds: LOOK_SECONDS, written })
     }
 
-    /// The numbers of pages that were written or given back since the look before.
+    /// Reads all pages. Returns the numbers of those that were written or given back since the reading before.
     fn look(&mut self) -> anyhow::Result<BTreeSet<u64>> {
         let mut changed = BTreeSet::new();
         let mut before = std::mem::take(&mut self.pages);
@@ -185,7 +186,7 @@ impl Recording {
         Ok(changed)
     }
 
-    /// All pages that are recorded, and their fingerprints, in order.
+    /// All pages of the process and its descendants that are recorded, with their fingerprints.
     fn find(&mut self) -> anyhow::Result<Vec<((u32, u64), Fingerprint)>> {
         let (mut found, mut pids, mut at) = (Vec::new(), vec![self.pid], 0);
         while at < pids.len() {
@@ -194,7 +195,7 @@ impl Recording {
             pids.extend(host::children(pid));
             match self.find_in(pid, &mut found) {
                 Err(e) if pid == self.pid => return Err(e),
-                // A descendant that has just ended.
+                // A descendant that has ended since it was found has no pages.
                 _ => {}
             }
         }
@@ -207,7 +208,7 @@ impl Recording {
         let picked: Vec<PageRange> =
             ranges.iter().flat_map(|range| blocks(*range)).filter(|range| self.picks(*range)).collect();
         for range in picked {
-            // A page that has just gone ends the block.
+            // Reading stops at a page that is not there any more.
             let read = memory.read(&[range], &mut self.buffer).unwrap_or(0);
             for (n, page) in self.buffer.chunks_exact(PAGE_BYTES).take(read).enumerate() {
                 found.push(((pid, range.start.page() + n as u64), Fingerprint::of(page)));
@@ -222,7 +223,7 @@ impl Recording {
     }
 }
 
-/// The parts of a range by the blocks that they lie in.
+/// Cuts a range at the borders of blocks.
 fn blocks(range: PageRange) -> impl Iterator<Item = PageRange> {
     let (mut at, end) = (range.start.page(), range.end().page());
     std::iter::from_fn(move || {
@@ -232,7 +233,7 @@ fn blocks(range: PageRange) -> impl Iterator<Item = PageRange> {
     })
 }
 
-/// Ordered numbers as runs.
+/// Numbers in ascending order as runs: the first number, and how many follow each other.
 fn runs(numbers: &BTreeSet<u64>) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for number in numbers {

@@ -1,21 +1,21 @@
-//! Ratios of some rounds: their interval, and the verdict on it.
+//! Confidence intervals of ratios that were measured in several rounds, and verdicts on them.
 
 use serde::Serialize;
 
-/// Quantiles of Student's t for 97.5%, by degrees of freedom from 1 on.
+/// Quantiles of Student's t for 97.5%, for 1 to 30 degrees of freedom.
 const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// The interval that has the ratio with a probability of 95%, if the logarithms of ratios are distributed normally.
-/// One ratio has none.
+/// The 95% confidence interval of the ratio, if the logarithms of ratios are distributed normally. `None` for a single
+/// ratio.
 pub fn interval(ratios: &[f64]) -> Option<[f64; 2]> {
     let freedom = ratios.len().checked_sub(2)?;
     let n = ratios.len() as f64;
     let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / n;
     let variance = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    // Beyond the table the quantile is taken for that of 30: 4% too wide at most.
+    // For more degrees of freedom than the table has, the last quantile is taken: the interval is 4% too wide at most.
     let half = T[freedom.min(T.len() - 1)] * (variance / n).sqrt();
     Some([(mean - half).exp(), (mean + half).exp()])
 }

@@ -31,16 +31,17 @@ use std::time::Duration;
 
 /// Time in which nothing changes, for the processor time of an idle service: 30 s.
 const IDLE: Duration = Duration::from_secs(30);
-/// Requests that are timed without and with a crowd, and longest time for them: 500 each, 120 s. The 99th percentile is
-/// then the fifth longest.
+/// Requests that are timed without a crowd, and as many with one; and the longest time for each of the two: 500
+/// requests, 120 s. The 99th percentile is then the fifth longest time.
 const ASKED: (usize, Duration) = (500, Duration::from_secs(120));
-/// The part of these with `--short`: 1 in 40.
+/// With `--short`, times and numbers of requests are divided by this.
 const SHORT: u32 = 40;
 
-/// Directory in memory, as that of a host's service is.
+/// Directory of the service, in memory: that of an installed service is in memory, too.
 const IN_MEMORY: &str = "/dev/shm";
 
-/// Bars: a request in ms, percents of a core, MiB beside the index, percents of difference, and times as long.
+/// Fields of the result, each with the bound below which it has to be: a time of requests in ms, percents of a
+/// processor, MiB beside the indexes, percents of difference, and how many times as long requests take.
 const BARS: [(&str, f64); 6] = [
     ("api_p99_ms", 50.0),
     ("idle_cpu_percent", 1.0),
@@ -177,7 +178,7 @@ fn measure(args: &Args, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<F
     Ok(figures)
 }
 
-/// A service whose members are folded, and the times of requests until then.
+/// A running service whose members are folded, and the times of requests up to then.
 struct Measured<'a> {
     args: &'a Args,
     scene: &'a Scene<'a>,
@@ -186,12 +187,12 @@ struct Measured<'a> {
 }
 
 impl Measured<'_> {
-    /// The part of the times and numbers of measuring.
+    /// The number by which times and numbers of requests are divided.
     const fn part(&self) -> u32 {
         if self.args.short { SHORT } else { 1 }
     }
 
-    /// Times of requests to a service in which nothing changes.
+    /// Times of requests to the service while nothing else happens.
     fn ask(&self) -> anyhow::Result<Times> {
         let mut prober = Prober::start(self.scene.web_side(), group(0));
         prober.wait_for(ASKED.0 / self.part() as usize, ASKED.1 / self.part());

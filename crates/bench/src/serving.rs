@@ -1,4 +1,4 @@
-//! A service of a bench's own.
+//! A Pagefold service that a bench starts for itself.
 
 use crate::guardian::Guardian;
 use anyhow::{Context, ensure};
@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 /// Time limit for a service to start, and for members to connect.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// First part of the names of the agent's threads in the members' processes.
+/// Beginning of the names of the agent's threads in members' processes.
 const AGENT: &str = "pagefold";
 
-/// A running service. [`Serving::end`] ends it; the guardian does so where the bench is cut off.
+/// A running service. [`Serving::end`] ends it. If the bench is cut off, the guardian does.
 pub struct Serving {
     server: Child,
     service: RefCell<Service>,
@@ -34,13 +34,14 @@ impl Serving {
     /// Starts a service with this configuration in a directory below `dir`.
     ///
     /// # Errors
-    /// It does not start.
+    /// The service does not start.
     pub fn start(dir: &Path, config: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let (file, log) = (dir.join("service.toml"), dir.join("service.log"));
         fs::write(&file, config).with_context(|| format!("cannot write {}", file.display()))?;
         let log = fs::File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let dir = dir.join("service");
-        // It begins when it is told to, after the guardian knows of it.
+        // The process waits for a line on its input before it executes the service, so that the guardian knows of it
+        // first.
         let mut server = Command::new("sh")
             .args(["-c", "read -r _ && exec \"$@\" < /dev/null", "sh"])
             .arg(cli::pagefold())
@@ -60,7 +61,7 @@ impl Serving {
         Ok(Self { server, service: RefCell::new(service), dir })
     }
 
-    /// Its directory.
+    /// Directory of the service.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -70,8 +71,8 @@ impl Serving {
         self.server.id()
     }
 
-    /// A group's state. Asks again for 20 s: the service hangs up when a client is silent for a while, and a worker on a
-    /// saturated host was seen to wait for a processor for 9 s.
+    /// State of a group, as the service reports it. Tries again for 20 s: the service closes the connections of clients
+    /// that are silent for a while, and on a saturated host a worker was seen to wait for a processor for 9 s.
     ///
     /// # Errors
     /// The service does not answer.
@@ -95,7 +96,7 @@ impl Serving {
         Service::connect(Place::at(&self.dir))?.set(group, change).map(drop)
     }
 
-    /// Processor time of each part, in seconds. The agents are threads of the group's members.
+    /// Processor time of each part of the service, in seconds. The agents are threads of the group's members.
     ///
     /// # Errors
     /// The service does not answer, or the worker has ended.
@@ -116,13 +117,13 @@ impl Serving {
         self.service.borrow().why(group, pid, pages)
     }
 
-    /// A group as page frames show it, with its account beside.
+    /// Savings of a group, counted from page frames, with those that the service reports beside them.
     ///
     /// # Errors
     /// The service does not answer, or the kernel hides frames.
     pub fn audit(&self, group: &str) -> anyhow::Result<audit::GroupFindings> {
         let state = self.show(group)?;
-        // One that has just ended maps nothing.
+        // A member that has just ended maps no pages, and is left out.
         let member = |m: &api::control::MemberReport| {
             Some(audit::Member { group: group.to_owned(), process: ProcessId::of(m.pid).ok()? })
         };
@@ -141,10 +142,10 @@ impl Serving {
             .context("page frames show nothing of the group")
     }
 
-    /// Ends it, after its members have ended, and removes its directory.
+    /// Ends the service, whose members have ended before, and removes its directory.
     ///
     /// # Errors
-    /// Its directory cannot be removed.
+    /// The directory cannot be removed.
     pub fn end(&mut self) -> anyhow::Result<()> {
         if let Ok(server) = ProcessId::of(self.server.id()) {
             server.terminate();
@@ -159,7 +160,7 @@ impl Serving {
     }
 }
 
-/// Processor time of threads, in seconds.
+/// Sum of the threads' processor time, in seconds.
 fn seconds(threads: &[ThreadCpu]) -> f64 {
     threads.iter().map(|thread| thread.used.as_secs_f64()).sum()
 }
@@ -185,15 +186,16 @@ fn is_agents(pid: u32, thread: &ThreadCpu) -> bool {
 /// Path of this program, to start it again.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel does not tell the path.
 pub fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find this program to start it again")
 }
 
-/// Path of another program of Pagefold's: beside this one, as built, or in `../lib/pagefold`, as packaged.
+/// Path of another program of Pagefold: beside this program, as a build leaves them, or in `../lib/pagefold`, as
+/// packages install them.
 ///
 /// # Errors
-/// It is in neither place.
+/// The program is in neither place; the error names the remedy.
 pub fn beside(name: &str, remedy: &str) -> anyhow::Result<PathBuf> {
     let own = program()?;
     let places = [own.with_file_name(name), own.with_file_name("../lib/pagefold").join(name)];
@@ -202,23 +204,23 @@ pub fn beside(name: &str, remedy: &str) -> anyhow::Result<PathBuf> {
     Ok(found.ok_or_else(missing)?)
 }
 
-/// Runs a command of pagefold's with a service. Returns what it prints.
+/// Runs a `pagefold` command for a service. Returns what the command prints.
 ///
 /// # Errors
-/// It fails. A process that has ended meanwhile is no failure.
+/// The command fails. That a process has ended meanwhile is no failure.
 pub fn pagefold(words: &[&str], service: &Path) -> anyhow::Result<Vec<u8>> {
     let run = Command::new(cli::pagefold()).args(words).arg("--service").arg(service).output();
     let output = run.context("cannot run pagefold")?;
-    // 1 stands for a process that has ended meanwhile.
+    // Exit status 1 means that a process has ended meanwhile.
     let is_done = output.status.code().is_some_and(|code| code <= 1);
     ensure!(is_done, "pagefold {}: {}", words[0], String::from_utf8_lossy(&output.stderr).trim());
     Ok(output.stdout)
 }
 
-/// Repeats the attempt until it succeeds, or for 20 s.
+/// Calls `attempt` until it succeeds, or for 20 s.
 ///
 /// # Errors
-/// That of the last attempt.
+/// The error of the last attempt.
 pub fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -> anyhow::Result<T> {
     let begin = Instant::now();
     loop {
@@ -232,12 +234,12 @@ pub fn wait_for<T>(mut attempt: impl FnMut() -> anyhow::Result<T>, what: &str) -
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // A second end finds nothing to do. An error was reported by the first, or the bench fails for another reason.
+        // After `end`, this finds nothing to do. An error was reported then, or the bench fails for another reason.
         let _ = self.end();
     }
 }
 
-/// The process id of the supervisor's prover, if it runs.
+/// Process id of the prover among the supervisor's children; `None` if it does not run.
 pub fn prover_of(supervisor: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
     let is_prover = |pid: &u32| {

@@ -1,4 +1,4 @@
-//! One side's turn: programs that are started as members of a service of their own, or plainly.
+//! One turn of a workload: its programs run as members of a service that this turn has for itself, or plainly.
 
 use crate::guardian::Guardian;
 use crate::serving::Serving;
@@ -15,23 +15,23 @@ use std::time::{Duration, Instant};
 
 /// Name of the members' group.
 pub const GROUP: &str = "bench";
-/// Users that may start members, besides root. Debian's packages make them for their servers.
+/// Users besides root that programs run as. Debian's packages make them for their servers.
 const USERS: [&str; 2] = ["postgres", "mysql"];
 /// Time limit for members to be folded, and for a server to answer or to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Interval between two looks at something awaited.
+/// Interval between two checks while something is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Time without further folds after which members are taken to be folded.
+/// Time without further folds after which folding counts as settled.
 const NO_MORE: Duration = Duration::from_secs(2);
 
-/// A side's circumstances.
+/// What a turn is given.
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     /// The workload's directory.
     pub dir: &'a Path,
     /// Whether programs are members.
     pub is_member: bool,
-    /// Whether members fold whatever rests.
+    /// Whether members fold all pages that were not written for a while (`PAGEFOLD_EAGER`).
     pub is_eager: bool,
     /// Whether only a small part of the work is wanted.
     pub is_short: bool,
@@ -41,10 +41,10 @@ pub struct Place<'a> {
     pub settings: &'a str,
 }
 
-/// One side's turn.
+/// One turn: with members, or without.
 pub struct Side<'a> {
     place: Place<'a>,
-    /// An empty directory.
+    /// Empty directory for the files of this turn.
     dir: PathBuf,
     serving: Option<Serving>,
     guardian: RefCell<&'a mut Guardian>,
@@ -52,24 +52,24 @@ pub struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    /// Makes the directory, and starts the service of a member's turn.
+    /// Makes the directory of a turn, and starts the service if programs are to be members.
     ///
     /// # Errors
     /// The service does not start.
     pub fn new(place: Place<'a>, guardian: &'a mut Guardian) -> anyhow::Result<Self> {
         let dir = place.dir.join("turn");
         fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-        // Servers that run as users of their own keep their data in it.
+        // Servers that run as other users keep their data in it.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).context("cannot open the turn's directory")?;
         let config = format!("[[group]]\nname = \"{GROUP}\"\nusers = {:?}\n{}\n", users(), place.settings);
         let serving = place.is_member.then(|| Serving::start(place.dir, &config, guardian)).transpose()?;
         Ok(Self { place, dir, serving, guardian: RefCell::new(guardian), folded_pages: Cell::new(0) })
     }
 
-    /// Ends the turn, whose programs have ended. Returns the pages that were folded when the work began.
+    /// Ends the turn, after its programs have ended. Returns the number of pages that were folded when the work began.
     ///
     /// # Errors
-    /// Something of it cannot be removed.
+    /// The service cannot be ended, or a directory not removed.
     pub fn finish(mut self) -> anyhow::Result<u64> {
         if let Some(serving) = &mut self.serving {
             serving.end()?;
@@ -78,27 +78,27 @@ impl<'a> Side<'a> {
         Ok(self.folded_pages.get())
     }
 
-    /// An amount of work, or a part of it where only that is wanted.
+    /// The amount of work: `whole`, or `short` if only a small part of the work is wanted.
     pub const fn amount(&self, whole: u64, short: u64) -> u64 {
         if self.place.is_short { short } else { whole }
     }
 
-    /// Pages that must be folded before the work begins: 0 if not a member.
+    /// Number of pages that must be folded before the work begins: 0 without members.
     pub const fn floor(&self) -> u64 {
         if self.place.is_member { self.place.floor } else { 0 }
     }
 
-    /// The directory of the members' service.
+    /// The directory of the service; `None` without members.
     pub fn service(&self) -> Option<&Path> {
         self.serving.as_ref().map(Serving::dir)
     }
 
-    /// The members' service.
+    /// The service; `None` without members.
     pub const fn serving(&self) -> Option<&Serving> {
         self.serving.as_ref()
     }
 
-    /// Path of a file of this turn, as text.
+    /// Path of a file in the turn's directory, as text.
     ///
     /// # Errors
     /// The path is not UTF-8.
@@ -106,10 +106,10 @@ impl<'a> Side<'a> {
         text(&self.dir.join(name))
     }
 
-    /// A directory that `make` fills once for all turns.
+    /// A directory that `make` fills the first time; later turns get the same.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// What `make` fails with.
     pub fn prepared(&self, make: impl FnOnce(&str) -> anyhow::Result<()>) -> anyhow::Result<String> {
         let dir = self.place.dir.join("prepared");
         let path = text(&dir)?;
@@ -121,12 +121,13 @@ impl<'a> Side<'a> {
         Ok(path)
     }
 
-    /// A program as this side runs it: all anonymous memory of a member is enrolled.
+    /// The command that runs a program in this turn. As a member, all of its anonymous memory is enrolled.
     fn command(&self, name: &str, user: Option<&str>, words: &[&str]) -> anyhow::Result<Command> {
         let mut all: Vec<OsString> = Vec::new();
         if let Some(user) = user {
             all.extend(["setpriv", "--init-groups", "--reuid", user, "--regid", user].map(OsString::from));
-            // With it, a member without root may open a userfaultfd that sees the kernel's faults.
+            // With this capability, a member that does not run as root may open a userfaultfd that reports faults of
+            // the kernel, too.
             all.extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace", "--"].map(OsString::from));
         }
         if let Some(service) = self.service() {
@@ -141,15 +142,15 @@ impl<'a> Side<'a> {
         Ok(command)
     }
 
-    /// Variables of everything that this side starts.
+    /// Environment variables of all that this turn starts.
     pub fn environment(&self) -> Option<(&'static str, &'static str)> {
         (self.place.is_member && self.place.is_eager).then_some(("PAGEFOLD_EAGER", "1"))
     }
 
-    /// Starts a server, as a user, and waits until it answers.
+    /// Starts a server as a user, and waits until it answers.
     ///
     /// # Errors
-    /// It ends, or does not answer.
+    /// The server ends, or does not answer.
     pub fn serve(
         &self,
         name: &str,
@@ -160,10 +161,10 @@ impl<'a> Side<'a> {
         self.until_it_answers(name, self.command(name, user, words)?, answers)
     }
 
-    /// The same for a server that is never a member.
+    /// Starts a server that is never a member, and waits until it answers.
     ///
     /// # Errors
-    /// It ends, or does not answer.
+    /// The server ends, or does not answer.
     pub fn serve_aside(&self, name: &str, words: &[&str], answers: impl Fn() -> bool) -> anyhow::Result<Running> {
         self.until_it_answers(name, self.plain(words), answers)
     }
@@ -192,18 +193,18 @@ impl<'a> Side<'a> {
         Ok(running)
     }
 
-    /// Runs a program to its end, which must be a success. Returns its output and the time that it took.
+    /// Runs a program to its end. Returns its output and the seconds that it took.
     ///
     /// # Errors
-    /// It fails.
+    /// The program fails.
     pub fn run(&self, name: &str, words: &[&str]) -> anyhow::Result<(String, f64)> {
         to_end(self.command(name, None, words)?)
     }
 
-    /// Runs a program that is never a member, to its end.
+    /// Runs a program that is never a member, to its end. Returns its output and the seconds that it took.
     ///
     /// # Errors
-    /// It fails.
+    /// The program fails.
     pub fn aside(&self, words: &[&str]) -> anyhow::Result<(String, f64)> {
         to_end(self.plain(words))
     }
@@ -214,10 +215,10 @@ impl<'a> Side<'a> {
         command
     }
 
-    /// Rests until enough is folded and no more comes; without members, for as long as that takes at least.
+    /// Waits until enough pages are folded and no more are added. Without members, waits for `NO_MORE`.
     ///
     /// # Errors
-    /// Too little is folded.
+    /// Too few pages are folded.
     pub fn rest(&self) -> anyhow::Result<()> {
         let Some(serving) = &self.serving else {
             std::thread::sleep(NO_MORE);
@@ -236,12 +237,12 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Notes how many pages are folded as the work begins.
+    /// Notes how many pages are folded when the work begins.
     pub fn note_folded(&self, pages: u64) {
         self.folded_pages.set(pages);
     }
 
-    /// Has a lab ended with the bench.
+    /// Has the guardian end a lab when the bench ends.
     ///
     /// # Errors
     /// The guardian has ended.
@@ -250,7 +251,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Runs a command to its end. Returns its output and the time that it took.
+/// Runs a command to its end. Returns its output and the seconds that it took.
 fn to_end(mut command: Command) -> anyhow::Result<(String, f64)> {
     let words = format!("{command:?}");
     let begin = Instant::now();
@@ -266,10 +267,10 @@ fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// An error that names the packages that are missing, of programs and the Debian package of each.
+/// Checks that programs are installed; each comes with its Debian package.
 ///
 /// # Errors
-/// One is missing.
+/// Some are missing; the error names their packages.
 pub fn check_programs(needs: &[(&str, &str)]) -> anyhow::Result<()> {
     let missing = needs.iter().filter(|(program, _)| find(program).is_none());
     let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
@@ -280,27 +281,27 @@ pub fn check_programs(needs: &[(&str, &str)]) -> anyhow::Result<()> {
     Err(Stop::HostLacks(format!("not installed: apt-get install {}", packages.join(" "))).into())
 }
 
-/// Those of the users that there are.
+/// The users among `USERS` that this host has.
 fn users() -> Vec<&'static str> {
     let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let is_known = |user: &&str| known.lines().any(|line| line.split(':').next() == Some(*user));
     USERS.into_iter().filter(is_known).collect()
 }
 
-/// Path of a program, or of a file that must be there.
+/// Path of a program; `None` if it is not installed. An absolute path has to exist.
 fn find(what: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(usual).map(|dir| dir.join(what)).find(|file| file.is_file())
 }
 
-/// A running server. Dropping it ends it, by `SIGTERM`: it has no clients any more.
+/// A running server. Dropping it ends the server by `SIGTERM`.
 pub struct Running {
     child: Child,
 }
 
 impl Running {
-    /// Its process.
+    /// Process id of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -309,7 +310,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        // Fails only if the process has ended.
+        // Fails only if the process has ended already.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let end = Instant::now() + PATIENCE;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {

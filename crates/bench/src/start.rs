@@ -46,7 +46,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use storm::Storm;
 
-/// The arm of clones that are folded.
+/// The arm of clones that a service folds.
 const FOLDED: &str = "clone+fold";
 
 /// Arguments of `pagefold bench start`.
@@ -269,7 +269,7 @@ fn one(image: Image, rounds: Vec<Times>) -> One {
     }
 }
 
-/// Starts many guests in each way, and counts what they take.
+/// Starts many guests in each way, and counts the memory and processor time that they take.
 fn many(args: &Args, scene: &Scene, bench: &mut Bench, (dir, guardian): (&Path, &mut Guardian)) -> anyhow::Result<()> {
     let (n, image, cpu) = (args.many, scene.image(), host::own_cpu_time());
     let all_answered_s = scene.copied(n)?;
@@ -286,7 +286,7 @@ fn many(args: &Args, scene: &Scene, bench: &mut Bench, (dir, guardian): (&Path, 
     let mut service = Service::start(dir, true, guardian)?;
     service.set(folding::folds())?;
     let folding = scene.folding(service.dir())?;
-    // The template's memory is loaded before, as in the other arms.
+    // A first clone loads the template's memory before the clock runs, as in the other arms.
     let first = scene.cloned("first-folded", 1, folding.as_ref())?;
     let before = Before::new(service.pool_bytes()?);
     let guests = scene.cloned("folded-%d", args.many, folding.as_ref())?;

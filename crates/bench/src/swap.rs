@@ -1,4 +1,4 @@
-//! Swap of a bench's own, in a file.
+//! Swap space that a bench makes for itself, in a file.
 
 use crate::guardian::Guardian;
 use anyhow::{Context, bail};
@@ -8,14 +8,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file that the host swaps to. Dropping it ends that; the guardian does so where the bench is cut off.
+/// A file that the host swaps to. Dropping it ends that. If the bench is cut off, the guardian does.
 pub struct Swap(PathBuf);
 
 impl Swap {
     /// Makes a file of so many MiB in a directory, which must not be in memory itself, and has the host swap to it.
     ///
     /// # Errors
-    /// It cannot be written, or the kernel refuses it.
+    /// The file cannot be written, or the kernel refuses to swap to it.
     pub fn on(dir: &Path, mib: usize, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let path = dir.join("swap");
         let cannot = || format!("cannot write {}", path.display());
@@ -34,7 +34,7 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        // The guardian tries again, and says what fails.
+        // Where this fails, the guardian tries again and reports the error.
         let _ = end(&self.0);
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn is_on(path: &Path) -> anyhow::Result<bool> {
 /// Runs a program, and waits for its end.
 ///
 /// # Errors
-/// It fails; the error has its words.
+/// The program fails; the error has its output.
 pub(crate) fn run(program: &str, words: &[&str]) -> anyhow::Result<()> {
     let output = Command::new(program).args(words).output().with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {

@@ -71,7 +71,7 @@ pub fn filled(seed: u64) -> AlignedPage {
 /// Writes a file of pages, for guests to read past the host's page cache.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn write_pages(path: &Path, pages: impl Iterator<Item = AlignedPage>) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     let mut file = BufWriter::new(File::create(path).with_context(cannot)?);

@@ -1,6 +1,6 @@
 //! Work for guests of a bench or a test: shell commands to run in a VM.
 
-/// A churn of page cache, database and processes: it runs in the background until the guest ends.
+/// Shell commands that keep page cache, database and processes changing, in the background, until the guest ends.
 ///
 /// - Each turn inserts 500 rows into a table of the database, updates 200 and deletes `deleted_rows`: with 500, the table
 ///   keeps its size. Then it starts a process that sleeps for a second.
@@ -20,10 +20,10 @@ pub fn churn_script(pause_seconds: u64, deleted_rows: u32) -> String {
     )
 }
 
-/// Work of a guest that has nothing but a kernel and busybox, in memory: it runs in the background until the guest ends. Each turn
-/// installs the programs that are there once more: the last 12 copies stay. It packs and unpacks them, takes digests, and sorts a list,
-/// all of which the next turn overwrites. That is the same in all guests of an image. 64 KiB a turn are the guest's own.
-/// `pause_seconds` follow. [`TURNS_SCRIPT`] tells how many turns are over.
+/// Script of a guest that has only a kernel and busybox: it keeps memory changing, in the background, until the guest
+/// ends. Each turn installs the guest's programs once more (the last 12 copies stay), packs and unpacks them, computes
+/// digests, and sorts a list; the next turn overwrites the results. Contents are the same in all guests of an image,
+/// except for 64 KiB a turn. A turn ends with `pause_seconds`. [`TURNS_SCRIPT`] prints the number of turns so far.
 pub fn in_memory_script(pause_seconds: u64) -> String {
     format!(
         "(n=0; s=/tmp/scratch; mkdir -p $s; while :; do n=$((n + 1)); d=/tmp/work/$((n % 12)); rm -rf $d; mkdir -p $d; \
@@ -33,9 +33,9 @@ pub fn in_memory_script(pause_seconds: u64) -> String {
     )
 }
 
-/// Work of a guest of the image `debian`: it runs in the background until the guest ends. Each turn installs a package, runs tests,
-/// compiles, and has a database answer 100 queries; `pause_seconds` follow. [`TURNS_SCRIPT`] tells how many turns are over: one whose step fails
-/// is none.
+/// Script of a guest with the image `debian`: it works in the background until the guest ends. Each turn installs a
+/// package, runs tests, compiles, and has a database answer 100 queries; it ends with `pause_seconds`. [`TURNS_SCRIPT`]
+/// prints the number of turns so far. A turn in which a step fails does not count.
 ///
 /// | work | by | because the image has |
 /// |---|---|---|
@@ -114,24 +114,24 @@ pub fn transactions_script() -> String {
     counted(TRANSACTIONS)
 }
 
-/// The same with a pause of a second after each pass, so that several guests share a processor.
+/// As [`transactions_script`], with a pause of a second after each pass, so that several guests share a processor.
 pub fn paced_transactions_script() -> String {
     counted(&format!("{TRANSACTIONS} && sleep 1"))
 }
 
 /// Rows of the table that [`TABLE_SCRIPT`] makes.
 const ROWS: u32 = 10_000;
-/// Rows of a range that a transaction reads.
+/// Number of rows in a range that a transaction reads.
 const RANGE: u32 = 100;
-/// Point selects of a transaction, or of an operation of [`Timed::PointSelect`].
+/// Number of point selects in a transaction, or in an operation of [`Timed::PointSelect`].
 const SELECTS: u32 = 10;
-/// Steps of a whole build.
+/// Number of steps of a whole build.
 pub const BUILD_STEPS: u32 = 8;
 /// Modules and parts that [`SOURCES_SCRIPT`] prepares, one of each a step.
 const MOST_STEPS: u32 = 12;
 
-/// Command that makes the table of [`Timed::ReadWrite`] and [`Timed::PointSelect`]. Its contents are the guest's own. The log is
-/// flushed once a second, so that the time of a commit is not that of the host's disk.
+/// Command that makes the table of [`Timed::ReadWrite`] and [`Timed::PointSelect`]. Each guest's table has other
+/// contents. The database's log is flushed once a second, so that a commit does not wait for the host's disk.
 pub const TABLE_SCRIPT: &str = "salt=$(cat /proc/sys/kernel/random/boot_id); mariadb -e \"SET GLOBAL innodb_flush_log_at_trx_commit = 2; \
     CREATE DATABASE IF NOT EXISTS study; USE study; CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, k INT, c CHAR(96), KEY (k)); \
     INSERT INTO t SELECT seq, seq * 7 % 10000, REPEAT(MD5(CONCAT('$salt', seq)), 3) FROM seq_1_to_10000\"";
@@ -141,17 +141,19 @@ pub const SOURCES_SCRIPT: &str = "mkdir -p /var/tmp/build && cd /usr/share/perl/
     find . -type f | LC_ALL=C sort | awk '{ print >(\"/var/tmp/build/part-\" NR % 12 + 1) }' && \
     find . -name '*.pm' -size +8k -size -24k | LC_ALL=C sort | head -n 12 >/var/tmp/build/modules";
 
-/// Command that makes free memory resident and zero: nine tenths of it are filled with zeros, and given back.
+/// Command that makes free memory of the guest resident and zero: it fills nine tenths of it with zeros, and frees
+/// them.
 pub const ZEROS_SCRIPT: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; mount -t tmpfs -o size=100% none /mnt && \
     head -c $(($(awk '/^MemFree/ { print $2 }' /proc/meminfo) * 9 / 10))K /dev/zero >/mnt/zeros && umount /mnt";
 
-/// Command that fills an array of 256 MB: all pages equal first, then all different. Then it ends, and the memory is free.
+/// Command that fills an array of 256 MB, first with equal pages, then with pages that all differ. Then it ends, and
+/// the memory is free again.
 pub const ARRAY_SCRIPT: &str = "perl -e 'my ($n, $a, $p) = (62500, \"\", \"\\1\" x 4096); vec($a, $n * 4096 - 1, 8) = 1; \
     substr($a, $_ * 4096, 4096, $p) for 0 .. $n - 1; substr($a, $_ * 4096, 8, pack \"Q\", $_ + 1) for 0 .. $n - 1; \
     length $a == $n * 4096 or die'";
 
-/// Command that fills an array of three quarters of the available memory: all pages equal first, then all different. Then it
-/// ends, and the memory is free. It prints the array's pages.
+/// Command that fills an array of three quarters of the available memory, first with equal pages, then with pages that
+/// all differ. Then it ends, and the memory is free again. It prints the number of pages of the array.
 pub const HOG_SCRIPT: &str = "perl -e 'open my $m, \"<\", \"/proc/meminfo\" or die; my ($kb) = join(\"\", <$m>) =~ /MemAvailable: *(\\d+)/ or die; \
     my ($n, $a, $p) = (int($kb / 4 * 3 / 4), \"\", \"\\1\" x 4096); vec($a, $n * 4096 - 1, 8) = 1; \
     substr($a, $_ * 4096, 4096, $p) for 0 .. $n - 1; substr($a, $_ * 4096, 8, pack \"Q\", $_ + 1) for 0 .. $n - 1; \
@@ -160,7 +162,7 @@ pub const HOG_SCRIPT: &str = "perl -e 'open my $m, \"<\", \"/proc/meminfo\" or d
 /// Command that wakes an idle guest with a kernel and busybox: it fills 128 MiB of its memory with pages that nobody else has.
 pub const WAKE_SCRIPT: &str = "head -c 134217728 /dev/urandom >/woken && test $(wc -c </woken) = 134217728";
 
-/// The disk of [`Timed::RandomReads`], [`word_count_script`] and [`reads_script`], which is plugged into a guest.
+/// The disk that is plugged into a guest for [`Timed::RandomReads`], [`word_count_script`] and [`reads_script`].
 const DATA: &str = "/dev/vdb";
 /// Command that succeeds when the disk is there.
 pub const DATA_SCRIPT: &str = "test -b /dev/vdb";
@@ -178,11 +180,11 @@ const READ: u32 = 65_536;
 pub enum Timed {
     /// Two database clients. A transaction has ten point selects, four ranges and two updates.
     ReadWrite,
-    /// The same with ten point selects each.
+    /// Two database clients with ten point selects in each operation.
     PointSelect,
     /// `ab` with four connections.
     Web,
-    /// `ab` with so many connections.
+    /// `ab` with this number of connections, for the time.
     Connections(u32),
     /// Files in tmpfs: written, looked at, read, extended, renamed, removed.
     Files,
@@ -198,7 +200,7 @@ pub enum Timed {
     Exec,
     /// Reads of 64 KB at random places of a disk of its own.
     RandomReads,
-    /// A build: so many steps, see [`build_script`].
+    /// A build of this number of steps, see [`build_script`].
     Build(u32),
 }
 
@@ -229,7 +231,7 @@ impl Timed {
     }
 }
 
-/// `ab` for a time.
+/// A run of `ab` for this many seconds.
 fn web(connections: u32, seconds: u32) -> String {
     format!(
         "ab -q -t {seconds} -n 50000 -c {connections} http://127.0.0.1/ 2>/dev/null | \
@@ -237,7 +239,7 @@ fn web(connections: u32, seconds: u32) -> String {
     )
 }
 
-/// Repeats statements of Perl for a time, each of which counts itself in `$n`.
+/// A Perl program that repeats statements for a time. The statements count themselves in `$n`.
 fn repeated(options: &str, statements: &str, seconds: u32) -> String {
     format!(
         "perl -MTime::HiRes=time {options} -e 'my ($n, $x, $begin) = (0, 1, time); while ({}) {{ {statements} }} \
@@ -246,22 +248,22 @@ fn repeated(options: &str, statements: &str, seconds: u32) -> String {
     )
 }
 
-/// The condition of a loop that lasts a time.
+/// The condition of a Perl loop that goes on for this many seconds.
 fn until(seconds: u32) -> String {
     format!("time - $begin < {seconds}")
 }
 
-/// Statements that fork a child, which does something, and wait for its end.
+/// Perl statements that fork a child, which does something, and wait for its end.
 fn child(does: &str) -> String {
     format!("my $p = fork; defined $p or die; if (!$p) {{ {does}; _exit 1 }} waitpid $p, 0; $? == 0 or die; $n += 1")
 }
 
-/// Rates of processes in a guest, one kind after the other.
+/// Rates in a guest, a second, each with its name: see [`process_rates_script`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates(pub [(&'static str, f64); 3]);
 
 impl Rates {
-    /// Reads what [`process_rates_script`] prints.
+    /// Reads what [`process_rates_script`] prints. `None` if that is something else.
     pub fn of(printed: &str) -> Option<Self> {
         let numbers: Vec<f64> = printed.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let &[fork, exec, shell] = &numbers[..] else { return None };
@@ -305,7 +307,7 @@ const BUILD_STEP: &str = "m=$(sed -n ${k}p /var/tmp/build/modules) && \
     perl -MO=Deparse $m >/var/tmp/build/$k.out 2>/dev/null && \
     tar -cf - -T /var/tmp/build/part-$k | gzip -1 >/var/tmp/build/$k.tgz";
 
-/// One build after the other. One operation is a step.
+/// Script that makes one build after the other. One operation is a step.
 pub fn builds_script() -> String {
     counted(&format!("( cd /usr/share/perl/5.*.* && k=$((n % {BUILD_STEPS} + 1)) && {BUILD_STEP} )"))
 }
@@ -357,7 +359,8 @@ pub fn processes_script() -> String {
     counted("( i=0; while [ $i -lt 50 ]; do ( : ); /bin/true; i=$((i+1)); done )")
 }
 
-/// The steps of a transaction, as statements of an awk program. Each of two clients, `c`, updates rows of its own.
+/// Statements of an awk program that print the SQL of a transaction. Each of the two clients (`c`) updates rows of its
+/// own.
 fn transaction() -> String {
     let range = |columns: &str, order: &str| {
         format!("printf \"SELECT {columns} FROM t WHERE id BETWEEN %d AND %d{order}; \", f, f + {};", RANGE - 1)
@@ -375,7 +378,7 @@ fn transaction() -> String {
     )
 }
 
-/// Point selects, as statements of an awk program.
+/// Statements of an awk program that print the SQL of point selects.
 fn selects() -> String {
     format!("for (i = 0; i < {SELECTS}; i++) printf \"SELECT c FROM t WHERE id = %d; \", 1 + int(rand() * {ROWS});")
 }

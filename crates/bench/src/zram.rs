@@ -1,4 +1,4 @@
-//! Swap of a bench's own, in compressed memory: a zram device that is made for it, and removed in the end.
+//! Swap space that a bench makes for itself, in compressed memory: a zram device, which is removed at the end.
 
 use crate::guardian::Guardian;
 use crate::swap::{is_on, run};
@@ -8,18 +8,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Directory of the files by which devices are made and removed.
+/// Directory of the files by which zram devices are made and removed.
 const CONTROL: &str = "/sys/class/zram-control";
-/// Longest time for a device's file to appear: 5 s.
+/// Time limit for the file of a new device to appear: 5 s.
 const APPEARS_WITHIN: Duration = Duration::from_secs(5);
 /// Priority of the swap: the highest. The kernel uses it before other swap of the host.
 const PRIORITY: &str = "32767";
 
-/// A device that the host swaps to. Dropping it ends that; the guardian does so where the bench is cut off.
+/// A zram device that the host swaps to. Dropping it ends that. If the bench is cut off, the guardian does.
 pub struct Zram(u32);
 
 impl Zram {
-    /// Makes a device for so many bytes, and has the host swap to it.
+    /// Makes a device of this size, and has the host swap to it.
     ///
     /// # Errors
     /// [`Stop::HostLacks`] where the kernel has no zram. The kernel may also refuse the device.
@@ -28,7 +28,7 @@ impl Zram {
         let file = format!("{CONTROL}/hot_add");
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}: no zram device is made"))?;
         let zram = Self(text.trim().parse().with_context(|| format!("{file} holds no number"))?);
-        // A device without a size takes no memory.
+        // Until the device has a size, it takes no memory. So the guardian is told of it first.
         guardian.keep_zram(zram.0)?;
         let file = attribute(zram.0, "disksize");
         fs::write(&file, bytes.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -57,7 +57,7 @@ impl Zram {
 
 impl Drop for Zram {
     fn drop(&mut self) {
-        // The guardian tries again, and says what fails.
+        // Where this fails, the guardian tries again and reports the error.
         let _ = end(self.0);
     }
 }

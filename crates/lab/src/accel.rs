@@ -1,4 +1,4 @@
-//! The choice of an accelerator: KVM where it runs Linux, emulation elsewhere.
+//! Chooses an accelerator for VMs: KVM if it can run Linux on this host, and emulation otherwise.
 //!
 //! An open `/dev/kvm` proves little: in nested virtual machines, KVM may run tiny payloads and no kernel. So the lab
 //! boots a kernel under KVM once, and keeps the answer in the cache until the host boots again.
@@ -17,10 +17,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Time-out of the trial boot under KVM: 6 s. A boot takes about 1 s where KVM works.
+/// Time limit of the trial boot under KVM: 6 s. A boot takes about 1 s where KVM works.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// The outcome of a trial. A trial boot, where one is needed, uses `dir` and bears `mark`.
+/// Whether KVM can run Linux on this host, and why not. A trial boot, if one is needed, has its files in `dir`, and its
+/// process bears `mark`.
 pub(crate) fn trial(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Result<KvmTrial> {
     if let Some(known) = KvmTrial::known(cache.dir()) {
         return Ok(known);
@@ -36,7 +37,7 @@ pub(crate) fn trial(cache: &Cache, boot: &Boot, dir: &Path, mark: &Mark) -> Resu
     Ok(trial)
 }
 
-/// Boots a kernel, or gives the reason why it does not.
+/// Boots a kernel under KVM. The inner error is the reason why it does not boot.
 fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<std::result::Result<(), String>> {
     remove_dir(dir)?;
     place::private_dir(dir)?;
@@ -69,12 +70,12 @@ fn boots_under_kvm(boot: &Boot, dir: &Path, mark: &Mark) -> Result<std::result::
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
             format!("a VM can be created, but no kernel boots in it within {seconds} s")
         }
-        // QEMU has ended; that it closed its socket says less than its own last words.
+        // QEMU has ended. The last line of its own output says more than that its socket was closed.
         _ => format!("a VM can be created, but no kernel boots in it: QEMU ends ({})", last_line(&said)),
     }))
 }
 
-/// The last line of a program's output, at most 200 characters of it.
+/// The last line of a program's output, cut to 200 characters.
 fn last_line(text: &str) -> String {
     let line = text.lines().last().map(str::trim).filter(|line| !line.is_empty()).unwrap_or("without a word");
     line.chars().take(200).collect()

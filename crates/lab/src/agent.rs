@@ -1,8 +1,9 @@
-//! Commands inside a QEMU guest, over its second serial port: the host's half of `recipes/agent.sh`, which describes
-//! the protocol. A serial port needs no driver module, so it works with any kernel, from early on.
+//! Runs commands inside a QEMU guest over its second serial port. This is the host's side; `recipes/agent.sh` is the
+//! guest's, and describes the protocol. A serial port needs no driver module, so it works with any kernel and early in
+//! the boot.
 //!
-//! QEMU accepts one client at a time; others wait in the socket's queue. The line may still hold an answer that a
-//! previous client did not wait for. So every request bears a random number, and the reader skips everything before the
+//! QEMU accepts one client at a time; others wait in the socket's queue. The serial line may still hold an answer for
+//! which a former client did not wait. So each request has a random number, and the reader skips everything before the
 //! answer with that number.
 
 use crate::random;
@@ -12,11 +13,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Longest request line, in bytes: a guest's serial driver keeps that much while the guest is busy.
+/// Longest request in bytes: the guest's serial driver buffers this much while the guest is busy.
 const REQUEST_MAX: usize = 32 << 10;
-/// Upper bound of the bytes that one request reads: the agent's own output and a previous answer in front of it.
+/// Most bytes that are read for one request: the answer, and a former answer before it.
 const ANSWER_MAX: usize = 16 << 20;
-/// Time that an answer may take after the command's own time-out: 10 s.
+/// Time that an answer may take beyond the time limit of its command: 10 s.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Result of a command inside a guest.
@@ -51,20 +52,21 @@ pub(crate) fn exec(socket: &Path, argv: &[&str], timeout: Duration) -> io::Resul
     Ok(Output { status, stdout, stderr })
 }
 
-/// Waits until the agent of a guest that goes on from a saved state answers. `alive` as in [`wait_ready`].
+/// Waits until the agent of a guest that was restored from a saved state answers a command. `alive` is as in
+/// [`wait_ready`].
 pub(crate) fn wait_answer(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<()> {
     connect(socket, deadline, alive)?;
     exec(socket, &["true"], deadline.saturating_duration_since(Instant::now())).map(drop)
 }
 
-/// Waits until the guest's agent reports that it is ready. `alive` tells whether the guest's process still runs; its
-/// end ends the waiting.
+/// Waits until the guest's agent reports that it is ready. `alive` tells whether the guest's process still runs: if it
+/// does not, this returns an error.
 pub(crate) fn wait_ready(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<()> {
     let stream = connect(socket, deadline, &alive)?;
     Port::new(stream, deadline).line_after("\n@ready").map(drop).map_err(|e| if alive() { e } else { gone() })
 }
 
-/// Connects to QEMU as soon as it listens.
+/// Connects to QEMU's socket, and tries again until QEMU listens.
 fn connect(socket: &Path, deadline: Instant, alive: impl Fn() -> bool) -> io::Result<UnixStream> {
     const STEP: Duration = Duration::from_millis(10);
     loop {
@@ -81,7 +83,8 @@ fn gone() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "it ended")
 }
 
-/// The status (`None`: late) and the two lengths that follow the request's number.
+/// The exit status and the two lengths in the line after the request's number. The status is `None` if the command ran
+/// longer than its time limit.
 fn parse_header(header: &str) -> Option<(Option<u8>, usize, usize)> {
     let mut words = header.split_ascii_whitespace();
     let status = words.next().filter(|word| *word != "late").map(str::parse).transpose().ok()?;
@@ -90,12 +93,12 @@ fn parse_header(header: &str) -> Option<(Option<u8>, usize, usize)> {
     words.next().is_none().then_some((status, out, err))
 }
 
-/// A shell command line that stands for exactly these words.
+/// A command line of the shell that consists of exactly these words.
 fn quoted(argv: &[&str]) -> String {
     argv.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" ")
 }
 
-/// The text on one line, encoded so that `printf %b` in the guest decodes it.
+/// The text as a single line, from which `printf %b` in the guest makes the text again.
 fn encoded(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -108,7 +111,7 @@ fn encoded(text: &str) -> String {
     line
 }
 
-/// The host's end of the serial line, with the bytes that were read and not used.
+/// The host's end of the serial line, with bytes that were read and not used yet.
 struct Port {
     stream: UnixStream,
     deadline: Instant,
@@ -121,7 +124,7 @@ impl Port {
         Self { stream, deadline, buffer: Vec::new(), received: 0 }
     }
 
-    /// Skips everything up to and including `marker`, and returns the rest of its line.
+    /// Skips everything up to and including `marker`. Returns the rest of the line.
     fn line_after(&mut self, marker: &str) -> io::Result<String> {
         let mut from = 0;
         let start = loop {

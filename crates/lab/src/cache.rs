@@ -1,13 +1,13 @@
 //! The cache of images: each image is built once and kept.
 //!
-//! An image's name ends in a hash of its ingredients. After a change of a script, a kernel or a module, another image
-//! is built beside the old one.
+//! An image's name ends in a hash of all that it is made from. After a change of a script, a kernel or a module, a new
+//! image is built beside the old one.
 //!
 //! A build holds a lock, so that two labs that want the same image build it once. It works in a directory of its own,
 //! which is renamed when the image is complete. So an interrupted build leaves nothing that looks like an image.
 //!
-//! A new image removes those of its name that were used least lately: [`KEPT`] stay, and each that was used in the last
-//! hour.
+//! When an image is built, older ones of the same name are removed: the [`KEPT`] that were used last stay, and all that
+//! were used in the last hour.
 
 use crate::error::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -21,15 +21,15 @@ use twox_hash::XxHash3_64;
 
 /// Number of images of a name that are kept.
 const KEPT: usize = 6;
-/// Time since its last use from which on an image may be removed: 1 hour.
+/// An image that was used within this time is not removed: 1 hour.
 const IN_USE: Duration = Duration::from_secs(3600);
 
-/// Hash of an image's ingredients.
+/// Hash of all that an image is made from.
 #[derive(Default)]
 pub(crate) struct Key(XxHash3_64);
 
 impl Key {
-    /// Adds an ingredient.
+    /// Adds a part of what the image is made from.
     pub(crate) fn with(mut self, content: &[u8]) -> Self {
         self.0.write(&content.len().to_le_bytes());
         self.0.write(content);
@@ -48,7 +48,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The cache in this directory. The first build creates the directory.
+    /// The cache in this directory, which is created by the first build.
     ///
     /// # Errors
     /// The path is relative and the working directory is gone.
@@ -60,7 +60,7 @@ impl Cache {
         &self.dir
     }
 
-    /// The directory of an image. If it is missing, `build` fills a directory that then becomes the image.
+    /// The directory of an image. If there is none, `build` fills a new directory, which then becomes the image.
     pub(crate) fn image(&self, name: &str, key: &Key, build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let image = self.dir.join(format!("{name}-{}", key.name()));
         if used(&image) {
@@ -70,7 +70,7 @@ impl Cache {
         if used(&image) {
             return Ok(image);
         }
-        // Only the holder of the lock builds, so an existing directory is the rest of an interrupted build.
+        // Only the holder of the lock builds. So if the directory exists, an interrupted build has left it.
         let building = self.dir.join(format!(".{name}.building"));
         remove_dir(&building)?;
         fs::create_dir(&building).map_err(|e| Error::file("make", &building, e))?;
@@ -83,7 +83,7 @@ impl Cache {
         Ok(image)
     }
 
-    /// Removes the images of a name that nobody uses, but for those that were used last.
+    /// Removes images of this name that have not been used for `IN_USE`, except the [`KEPT`] that were used last.
     fn remove_unused(&self, name: &str) -> Result<()> {
         let entries = fs::read_dir(&self.dir).map_err(|e| Error::file("list", &self.dir, e))?;
         let of_name = |path: &Path| {
@@ -108,7 +108,7 @@ impl Cache {
     }
 }
 
-/// Whether an image is there. Its time of change becomes that of its last use.
+/// Whether the image exists. If so, its modification time is set to the present, as the time of its last use.
 #[expect(clippy::disallowed_methods, reason = "the file system's times are dates")]
 fn used(image: &Path) -> bool {
     File::open(image).and_then(|dir| dir.set_modified(SystemTime::now())).is_ok()

@@ -1,7 +1,8 @@
 //! Writes the archive that the kernel unpacks as its first root: cpio in the "newc" format of the kernel's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
-/// An archive in the making. Everything in it belongs to root and has no date, so equal content gives equal bytes.
+/// An archive that is being made. All of its files belong to root and have no date, so that equal contents give equal
+/// bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -28,7 +29,7 @@ impl Archive {
         self.entry(path, 0o020_600, device, &[]);
     }
 
-    /// The whole archive.
+    /// Ends the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes

@@ -21,7 +21,7 @@ pub enum Error {
     Program {
         /// Name of the program.
         program: String,
-        /// Its exit status or signal.
+        /// Exit status of the program, or the signal that ended it.
         status: String,
         /// The end of its output, or the place of its log.
         output: String,
@@ -34,7 +34,7 @@ pub enum Error {
     Guest {
         /// Name of the guest.
         name: String,
-        /// The step that it did not complete, and where to look.
+        /// The step that the guest did not complete, and where to look for the reason.
         problem: String,
     },
 }

@@ -1,9 +1,9 @@
-//! The tree of processes: a guest's processes are its first one and all descendants of that.
+//! Trees of processes: a guest's processes are its first one and all descendants of it.
 
 use host::{ProcessId, ProcessStat};
 use std::collections::HashMap;
 
-/// All processes of the host, read one after the other from `/proc`.
+/// All processes of the host, as read from `/proc` one after the other.
 #[derive(Debug)]
 pub(crate) struct Family(HashMap<u32, ProcessStat>);
 
@@ -14,20 +14,20 @@ impl Family {
         Self(pids.filter_map(|pid| Some((pid, ProcessStat::read(pid).ok()?))).collect())
     }
 
-    /// CPU time of this process and all below it, in clock ticks; 0 if it was not there.
+    /// Processor time of this process and all its descendants, in clock ticks; 0 if it was not there.
     pub(crate) fn cpu_ticks(&self, root: &ProcessId) -> u64 {
         self.tree(root).iter().filter_map(|id| self.0.get(&id.pid)).map(|stat| stat.cpu_ticks).sum()
     }
 
-    /// This process and all below it, in ascending order of pid; none if it was not there.
+    /// This process and all its descendants, in ascending order of pid; empty if it was not there.
     pub(crate) fn tree(&self, root: &ProcessId) -> Vec<ProcessId> {
         let id = |(pid, stat): (&u32, &ProcessStat)| ProcessId { pid: *pid, start_ticks: stat.start_ticks };
         let mut ids: Vec<ProcessId> =
             self.0.get_key_value(&root.pid).map(id).filter(|id| id == root).into_iter().collect();
         let mut next = 0;
         while let Some(parent) = ids.get(next).copied() {
-            // A child is never older than its parent. A process that seems to be was the child of another process,
-            // which had this pid before.
+            // A child never starts before its parent. A process that seems to have done so is the child of an earlier
+            // process with the same pid.
             let is_below = |stat: &ProcessStat| stat.parent == parent.pid && stat.start_ticks >= parent.start_ticks;
             ids.extend(self.0.iter().filter(|(_, stat)| is_below(stat)).map(id));
             next += 1;

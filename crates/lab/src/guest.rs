@@ -129,9 +129,9 @@ impl Guest {
         Err(Error::usage(format!("guest {} is a plain process and has no inside to run a command in", self.name)))
     }
 
-    /// The problem with a guest that has ended: how it did, and what it said last.
+    /// The error for a guest that has ended: how its process ended, and the end of its output.
     fn ended(&self, problem: &str) -> Error {
-        /// Most looks, 10 ms apart: a VM's sockets close before its process has ended.
+        /// Most checks, 10 ms apart, whether the guest's process has ended: a VM's sockets close a little earlier.
         const LOOKS: u32 = 200;
         let mut how = String::new();
         for _ in 0..LOOKS {
@@ -145,7 +145,7 @@ impl Guest {
         Error::guest(&self.name, format!("{problem}{how}{}", last_words(&self.dir)))
     }
 
-    /// Makes members of all processes of a container, in its group.
+    /// Makes all processes of a container members, in the container's group.
     ///
     /// # Errors
     /// None of them can be a member.
@@ -157,10 +157,10 @@ impl Guest {
         Container { name: &self.name, dir: self.dir.clone() }.attach(fold, &self.group)
     }
 
-    /// Connects to a VM's QMP socket; QEMU accepts one client at a time.
+    /// Connects to a VM's QMP socket. QEMU accepts one client at a time.
     ///
     /// # Errors
-    /// It is no VM, or does not answer within `timeout`.
+    /// The guest is no VM, or QEMU does not answer within `timeout`.
     pub fn qmp(&self, timeout: Duration) -> Result<Qmp> {
         let socket = self.qmp.as_ref().ok_or_else(|| Error::guest(&self.name, "only VMs speak QMP"))?;
         Qmp::connect(socket, timeout).map_err(|e| Error::guest(&self.name, e.to_string()))

@@ -26,15 +26,15 @@ const CONTAINER_INIT: &str = include_str!("../recipes/container-init.sh");
 const CONTAINER_SERVERS: &str = include_str!("../recipes/container-servers.sh");
 const CONTAINER_NGINX: &str = include_str!("../recipes/container-nginx.conf");
 
-/// Modules with drivers of the disk, and of devices that further QEMU arguments may add.
+/// Kernel modules that the initramfs gets: drivers of the disk, and of devices that further QEMU arguments may add.
 const MODULES: &[&str] =
     &["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console", "virtio_mem", "virtio_net", "virtio-rng"];
 const SUITE: &str = "bookworm";
 const DEBIAN_PACKAGES: &str = "systemd-sysv,udev,mariadb-server,apache2";
-/// File name of the helper that makes a clone another than its siblings. Guests of `tiny` and `debian` have it in their
-/// initramfs, and start it where the kernel's command line has `pagefold.identity=DEVICE`.
+/// File name of the helper by which a clone gets an identity of its own. Guests of `tiny` and `debian` have it in their
+/// initramfs, and start it if the kernel's command line has `pagefold.identity=DEVICE`.
 const HELPER: &str = "pagefold-identity";
-/// Service that is masked in the `debian` image: it searches for LVM volumes for many seconds at every boot.
+/// Service that is masked in the `debian` image, because it searches for LVM volumes for many seconds at each boot.
 const DEBIAN_MASKED: &str = "e2scrub_reap.service";
 const CONTAINER_PACKAGES: &str = "cron,nginx-light";
 const SERVER_PACKAGES: &str = "apache2,apache2-utils,iproute2,mariadb-server,sysbench";
@@ -44,7 +44,7 @@ const DISK_BYTES: u64 = 4 << 30;
 /// Everything that building an image needs.
 pub(crate) struct Workshop<'a> {
     pub(crate) cache: &'a Cache,
-    /// Mark of the programs that build an image.
+    /// Mark of the processes that build an image.
     pub(crate) mark: &'a Mark,
     /// Called with an image's name when it is missing and its build begins.
     pub(crate) building: &'a (dyn Fn(&str) + Sync),
@@ -67,8 +67,8 @@ pub(crate) struct Boot {
     pub(crate) disk: Option<PathBuf>,
 }
 
-/// Refuses a guest that is told to answer clones' questions where the program that answers is missing: it would be
-/// waited for in vain.
+/// Refuses a guest whose command line asks for the helper, if the helper's program is missing: clones would wait for
+/// its answers in vain.
 pub(crate) fn check_helper(append: &str) -> Result<()> {
     if append.contains("pagefold.identity=") && program::beside(HELPER).is_none() {
         return Err(Error::host_lacks(format!(
@@ -79,7 +79,7 @@ pub(crate) fn check_helper(append: &str) -> Result<()> {
     Ok(())
 }
 
-/// A kernel and its initramfs, which either is the whole guest or leads to a disk.
+/// A kernel and its initramfs. The initramfs is the whole guest, or mounts a disk.
 pub(crate) fn tiny(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot> {
     let kernel = Kernel::find(kernel)?;
     let busybox_path = program::find("busybox")?;
@@ -108,7 +108,7 @@ fn initramfs(kernel: &Kernel, busybox: &[u8], helper: Option<&[u8]>) -> Result<V
     for dir in ["bin", "dev", "etc", "modules", "proc", "root", "run", "sys", "tmp"] {
         archive.dir(dir);
     }
-    // The kernel opens this console for the first program, which can mount nothing before.
+    // The kernel opens `/dev/console` for the first program, which cannot mount a `/dev` before that.
     archive.device("dev/console", (5, 1));
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("etc/inittab", 0o644, INITTAB.as_bytes());
@@ -144,7 +144,7 @@ pub(crate) fn debian(workshop: &Workshop, kernel: Option<&Path>) -> Result<Boot>
     Ok(Boot { disk: Some(dir.join("disk")), ..tiny(workshop, kernel)? })
 }
 
-/// Adds the agent, and masks a service that would only delay the boot.
+/// Adds the agent to the root directory, and masks `DEBIAN_MASKED`.
 fn configure(root: &Path) -> Result<()> {
     let units = root.join("etc/systemd/system");
     write_executable(&root.join("usr/local/sbin/pagefold-agent"), AGENT)?;

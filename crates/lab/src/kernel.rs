@@ -12,10 +12,10 @@ const BOOT: &str = "/boot";
 /// A bootable kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// As `uname -r` prints it.
+    /// Release of the kernel, as `uname -r` prints it.
     pub(crate) release: String,
     pub(crate) image: Vec<u8>,
-    /// Directory of its modules.
+    /// Directory of the kernel's modules.
     modules: PathBuf,
 }
 
@@ -34,14 +34,14 @@ impl Kernel {
         Ok(Self { release, image, modules })
     }
 
-    /// The wanted modules and their dependencies as (name, content), in loading order. Modules that this kernel has
-    /// built in, or does not have, are left out.
+    /// The wanted modules and their dependencies as (name, content), in the order in which they must be loaded. Modules
+    /// that are built into the kernel or that it does not have are left out.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let load = |path: &str| Ok((module_name(path).to_owned(), unpacked(&self.modules.join(path))?));
         load_order(&self.modules_dep()?, wanted).into_iter().map(load).collect()
     }
 
-    /// The list of its modules; empty if there are none.
+    /// Content of the kernel's `modules.dep`; empty if there is none.
     pub(crate) fn modules_dep(&self) -> Result<String> {
         let list = self.modules.join("modules.dep");
         match fs::read_to_string(&list) {
@@ -51,7 +51,8 @@ impl Kernel {
     }
 }
 
-/// Directory of the modules in the kernel's own tree, as a package unpacks to; else that of the installed modules.
+/// Directory of the kernel's modules: in the directory tree of the kernel file, if it was unpacked from a package;
+/// otherwise among the installed modules.
 fn modules_beside(kernel: &Path, release: &str) -> PathBuf {
     let places = kernel
         .ancestors()
@@ -76,12 +77,14 @@ fn newest_installed() -> Result<PathBuf> {
     Ok(Path::new(BOOT).join(newest))
 }
 
-/// `vmlinuz-6.1.0-9-cloud-amd64` -> 6, 1, 0, 9, 64: compares as versions do.
+/// The numbers in a kernel's file name, by which versions are compared: `vmlinuz-6.1.0-9-cloud-amd64` -> 6, 1, 0, 9,
+/// 64.
 fn numbers_in(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// The release in a bzImage's header: see the kernel's `Documentation/arch/x86/boot.rst`, `kernel_version`.
+/// The release in the header of a bzImage (`kernel_version` in the kernel's `Documentation/arch/x86/boot.rst`). `None`
+/// if the file is no bzImage.
 fn release_of(image: &[u8]) -> Option<String> {
     if image.get(0x202..0x206)? != b"HdrS" {
         return None;
@@ -93,14 +96,14 @@ fn release_of(image: &[u8]) -> Option<String> {
     (!release.is_empty() && release.len() < 65 && release.chars().all(harmless)).then(|| release.to_owned())
 }
 
-/// `kernel/drivers/virtio/virtio_pci.ko.xz` -> `virtio_pci`
+/// The name of a module, from its path: `kernel/drivers/virtio/virtio_pci.ko.xz` -> `virtio_pci`.
 fn module_name(path: &str) -> &str {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split('.').next().unwrap_or(file)
 }
 
-/// Paths of the wanted modules and their dependencies out of `modules.dep`, in loading order. A line of that file names
-/// a module, then all its dependencies; the one to load first comes last.
+/// Paths in `modules.dep` of the wanted modules and their dependencies, in the order in which they must be loaded. A
+/// line of that file names a module and then all its dependencies, of which the last must be loaded first.
 fn load_order<'a>(modules_dep: &'a str, wanted: &[&str]) -> Vec<&'a str> {
     let lines = modules_dep.lines().filter_map(|line| line.split_once(':'));
     let by_name: HashMap<&str, (&str, &str)> = lines.map(|line| (module_name(line.0), line)).collect();
@@ -115,7 +118,7 @@ fn load_order<'a>(modules_dep: &'a str, wanted: &[&str]) -> Vec<&'a str> {
     order
 }
 
-/// A module's content; some distributions compress them.
+/// Content of a module's file, decompressed if need be.
 fn unpacked(path: &Path) -> Result<Vec<u8>> {
     let unpacker = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",

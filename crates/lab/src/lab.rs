@@ -19,11 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Waiting times when guests end: 3 s from the request to the VMM or monitor to `SIGTERM`, and 3 s from there to
-/// `SIGKILL`.
+/// Time limits when guests are ended: 3 s from the request to the VMM or LXC's monitor to `SIGTERM`, and 3 s from there
+/// to `SIGKILL`.
 const PATIENCE: Patience = Patience { before_asking: Duration::from_secs(3), before_forcing: Duration::from_secs(3) };
 
-/// Bytes of a process's name that the kernel keeps. Other commands know a process guest by that name.
+/// Longest process name that the kernel keeps, in bytes. Other commands know a guest that is a plain process by that
+/// name.
 const PROCESS_NAME_MAX: usize = 15;
 
 /// Steps of a long operation, reported to its caller.
@@ -50,7 +51,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// The lab in this directory, which need not be there before the first [`Lab::up`].
+    /// The lab in this directory. The first [`Lab::up`] creates the directory.
     ///
     /// # Errors
     /// The path is relative and the working directory is gone.
@@ -59,17 +60,17 @@ impl Lab {
         Ok(Self { store: Store::new(dir) })
     }
 
-    /// Its directory.
+    /// Directory of the lab.
     pub fn dir(&self) -> &Path {
         self.store.dir()
     }
 
-    /// The file that maps groups to guests, for `pagefold census --groups`.
+    /// Path of the file that assigns guests to groups, for `pagefold census --groups`.
     pub fn groups_file(&self) -> PathBuf {
         self.store.groups_file()
     }
 
-    /// Its guests, in the order in which they were started.
+    /// The lab's guests, in the order in which they were started.
     ///
     /// # Errors
     /// The state file cannot be read.
@@ -80,7 +81,7 @@ impl Lab {
     /// The guest of this name.
     ///
     /// # Errors
-    /// There is none, or the state file cannot be read.
+    /// There is no such guest, or the state file cannot be read.
     pub fn guest(&self, name: &str) -> Result<Guest> {
         let found = self.guests()?.into_iter().find(|guest| guest.name == name);
         found.ok_or_else(|| {
@@ -124,7 +125,7 @@ impl Lab {
         Ok(self.guests()?.into_iter().filter(|guest| names.contains(&guest.name)).collect())
     }
 
-    /// Chooses names and saves the guests in the state file, before anything is started.
+    /// Chooses names for the guests, and writes them to the state file before any is started.
     fn enter(&self, spec: &Spec, source: &Source, cache: &Cache) -> Result<Vec<String>> {
         let mut locked = self.store.lock_or_make()?;
         let taken = locked.state.guests.iter().map(|guest| guest.name.clone()).collect();
@@ -135,7 +136,7 @@ impl Lab {
             return Err(Error::usage(format!("{text}: take shorter names of groups")));
         }
         for (group, name) in dealt {
-            // A copy of a root directory is too big for a directory that is usually in memory.
+            // A copy of a root directory is too big for the lab's directory, which is usually in memory.
             let copies = cache.dir().join("copies");
             let copied = spec.image.is_copied();
             locked.state.guests.push(Entry {
@@ -154,7 +155,7 @@ impl Lab {
         Ok(names)
     }
 
-    /// Starts the guests of these names, under the lock.
+    /// Starts the guests of these names, with the lab's lock held.
     fn start_all(&self, spec: &Spec, source: &Source, names: &[String]) -> Result<Vec<Started>> {
         let mut locked = self.store.lock_or_make()?;
         let mut all = Vec::with_capacity(names.len());
@@ -178,7 +179,7 @@ impl Lab {
         Ok(all)
     }
 
-    /// Waits for all guests at once, and saves each as ready when it is.
+    /// Waits for all guests at once. Writes each to the state file as ready when it is.
     fn wait_all(&self, spec: &Spec, started: Vec<Started>, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
         let wait = |mut guest: Started| -> Result<()> {
             let time = guest.wait_ready(spec.patience)?;
@@ -205,7 +206,7 @@ impl Lab {
         })
     }
 
-    /// Waits until all guests are idle at once, or `patience` is over.
+    /// Waits until all guests are idle at the same time, or until `patience` has passed.
     ///
     /// # Errors
     /// The state file cannot be read.
@@ -227,7 +228,7 @@ impl Lab {
         Ok(guests.iter().map(|guest| guest.name.clone()).collect())
     }
 
-    /// Ends some guests and forgets them.
+    /// Ends some guests and removes them from the state file.
     fn end_guests(&self, names: &[String]) -> Result<()> {
         let Some(mut locked) = self.store.lock()? else { return Ok(()) };
         for name in names {
@@ -241,8 +242,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends these guests and every process that bears `mark`, and removes what the guests had. Writes nothing: it may
-    /// be the guests that have filled the disk.
+    /// Ends these guests and all processes that bear `mark`, and removes the guests' files. Writes nothing, because the
+    /// guests may have filled the disk.
     fn end_under_lock(&self, ending: &[Entry], mark: &Mark) -> Result<()> {
         thread::scope(|scope| {
             for entry in ending {
@@ -265,7 +266,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Asks a guest to end, by QMP, `lxc-stop` or `SIGTERM`. The caller sees from its process whether that worked.
+    /// Asks a guest to end: by QMP, by `lxc-stop` or by `SIGTERM`. Whether that works shows in the guest's process.
     fn ask_to_end(&self, entry: &Entry) {
         if entry.image.is_container() {
             self.container(entry).stop();
@@ -282,10 +283,10 @@ impl Lab {
     }
 }
 
-/// Interval between two looks for an interruption: 20 ms.
+/// Interval between two checks whether this process was told to end: 20 ms.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Says that all is done when it is dropped, in a panic too.
+/// Sets the flag when it is dropped, which happens in a panic, too.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -294,7 +295,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Ends the processes when this one is told to end: whatever waits for them sees that they are gone.
+/// Ends these processes when this process is told to end. Threads that wait for them then see that they are gone.
 fn end_if_interrupted(processes: &[ProcessId], all_done: &AtomicBool) {
     while !all_done.load(Ordering::SeqCst) {
         if host::interrupted().is_some() {

@@ -1,4 +1,4 @@
-//! Marks of a lab's processes, and the reliable end of processes.
+//! Marks that tell a lab's processes from others, and ways to end processes for certain.
 //!
 //! Every process that a lab starts bears a mark in its environment: the lab's random number and the guest's name. The
 //! kernel shows it in `/proc/PID/environ`. So the lab finds a process even if its starter was killed before it could
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 const VARIABLE: &str = "PAGEFOLD_LAB";
 /// Bytes of an environment that are searched: 2 MiB, the kernel's default bound of arguments and environment together.
 const ENVIRONMENT_MAX: usize = 2 << 20;
-/// Interval between two looks at processes that should end: 10 ms.
+/// Interval between two checks whether processes have ended: 10 ms.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Mark of all processes of a lab, or of one guest.
+/// The mark of all processes of a lab, or of one guest: a text in their environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark(String);
 
@@ -30,7 +30,7 @@ impl Mark {
         Self(format!("{token}/"))
     }
 
-    /// Marks the process that this command will start, and its descendants, which inherit the environment.
+    /// Adds the mark to the environment of the process that this command will start. Descendants inherit it.
     pub(crate) fn put_on<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(VARIABLE, &self.0)
     }
@@ -38,11 +38,12 @@ impl Mark {
     /// All living processes that bear this mark.
     pub(crate) fn bearers(&self) -> Vec<ProcessId> {
         const LOOKS: usize = 5;
-        /// Number of looks at a process while the kernel loads its program. Loading is brief, but on a busy host the
-        /// process may lose its processor for long in the middle of it.
+        /// Most attempts to read the environment of a process while the kernel loads its program. That takes little
+        /// time, but on a busy host the process may wait long for a processor in the middle of it.
         const LOOKS_WHILE_LOADING: usize = 1000;
         let pids = host::pids().unwrap_or_default().into_iter();
-        // The identity is taken before the look. If another process gets the pid in between, the identity fits neither.
+        // The identity is taken before the environment is read. If another process gets the pid in between, the
+        // identity is still that of the ended process, and no other process is taken for it.
         let mut unclear: Vec<ProcessId> = pids.filter_map(|pid| ProcessId::of(pid).ok()).collect();
         let mut found = Vec::new();
         for look in 0..LOOKS_WHILE_LOADING {
@@ -59,7 +60,8 @@ impl Mark {
         found
     }
 
-    /// Whether a process bears this mark; `None` if it has no environment, as while the kernel loads its program.
+    /// Whether a process bears this mark. `None` if it has no environment at present, as while the kernel loads its
+    /// program.
     fn is_borne_by(&self, id: &ProcessId) -> Option<bool> {
         let Ok(environment) = environment(id.pid) else { return Some(false) };
         if environment.is_empty() && id.stat().is_some_and(|stat| !stat.kernel_thread) {
@@ -70,7 +72,7 @@ impl Mark {
     }
 }
 
-/// Reads an environment by one call: between two reads, the process could execute another program.
+/// Reads a process's environment by one call: between two calls, the process could execute another program.
 fn environment(pid: u32) -> io::Result<Vec<u8>> {
     let mut buffer = vec![0; ENVIRONMENT_MAX];
     let count = File::open(format!("/proc/{pid}/environ"))?.read(&mut buffer)?;
@@ -78,14 +80,15 @@ fn environment(pid: u32) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// Waiting times of [`end`]: before it asks (`SIGTERM`), and then before it forces (`SIGKILL`).
+/// Waiting times of [`end`]: before processes are asked to end (`SIGTERM`), and from then until they are killed
+/// (`SIGKILL`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) before_asking: Duration,
     pub(crate) before_forcing: Duration,
 }
 
-/// Ends processes that may already be about to end. Returns those that still live 10 s after `SIGKILL`.
+/// Ends processes, some of which may be about to end already. Returns those that still live 10 s after `SIGKILL`.
 pub(crate) fn end(processes: &[ProcessId], patience: Patience) -> Vec<ProcessId> {
     const AFTER_FORCING: Duration = Duration::from_secs(10);
     let mut left = still_alive(processes.to_vec(), patience.before_asking);
@@ -103,7 +106,7 @@ pub(crate) fn end(processes: &[ProcessId], patience: Patience) -> Vec<ProcessId>
     left
 }
 
-/// Waits for processes to end; returns those that did not.
+/// Waits until the processes have ended, at most for `time`. Returns those that have not.
 fn still_alive(mut processes: Vec<ProcessId>, time: Duration) -> Vec<ProcessId> {
     let deadline = Instant::now() + time;
     loop {

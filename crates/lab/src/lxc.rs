@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time-out of `lxc-stop`: 10 s. After it, the lab ends the container's processes one by one.
+/// Time limit of `lxc-stop`: 10 s. After that, the lab ends the container's processes one by one.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// Time-out of `pagefold attach`, for all processes of a container: 60 s.
+/// Time limit of `pagefold attach`, for all processes of a container: 60 s.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container: its name, and its private directory on the host.
@@ -26,8 +26,8 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// The command that runs the container; `read_only` if other containers use the same root. Its first program starts
-    /// `server`.
+    /// The command that runs the container. Its first program starts `server`, if given. `read_only` is for a root
+    /// directory that other containers use, too.
     pub(crate) fn start(&self, root: &Path, read_only: bool, server: Option<&str>) -> Result<Command> {
         let inside = self.inside();
         fs::create_dir_all(&inside).map_err(|e| Error::file("make", &inside, e))?;
@@ -41,7 +41,7 @@ impl Container<'_> {
         Ok(command)
     }
 
-    /// Waits until the container's first program reports that the others run.
+    /// Waits until the container's first program reports that the container's other programs run.
     pub(crate) fn wait_ready(&self, deadline: Instant, alive: impl Fn() -> bool) -> std::result::Result<(), String> {
         let said_so = || fs::read(self.inside().join("ready")).is_ok_and(|text| text.ends_with(b"\n"));
         while !said_so() {
@@ -56,18 +56,19 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// Makes members of all processes of the container. The program that does so finds them by the control group that the
-    /// host sees.
+    /// Makes all processes of the container members. `pagefold attach` finds them by the container's control group, as
+    /// the host sees it.
     pub(crate) fn attach(&self, fold: &Fold, group: &str) -> Result<()> {
         let mut attach = Command::new(&fold.pagefold);
         attach.args(["attach", "--cgroup", &format!("/lxc.payload.{}", self.name), "--group", group]);
-        // The lab's containers hold small programs.
+        // `--at-least`: the programs in the lab's containers are small.
         attach.args(["--at-least", "64K", "--all-anonymous", "--json"]);
         if let Some(service) = &fold.service {
             attach.arg("--service").arg(service);
         }
         let done = program::bounded_output(attach.stdin(Stdio::null()), ATTACH_PATIENCE)?;
-        // 1 stands for processes that have ended meanwhile, or cannot be members. Those that the program prints are.
+        // Exit status 1 means that some processes have ended meanwhile or cannot be members. Those in the output are
+        // members.
         let members = serde_json::from_slice::<Vec<serde_json::Value>>(&done.stdout).map_or(0, |members| members.len());
         if done.status == 0 || done.status == 1 && members > 0 {
             return Ok(());
@@ -76,7 +77,7 @@ impl Container<'_> {
         Err(Error::guest(self.name, format!("it runs, and cannot be folded: {why}")))
     }
 
-    /// Ends all processes of the container at once. The caller sees from them whether that worked.
+    /// Ends all processes of the container at once, by `lxc-stop`. Whether that works shows in its processes.
     pub(crate) fn stop(&self) {
         if let Ok(mut command) = self.command("lxc-stop") {
             let _ = program::bounded_output(command.arg("--kill"), STOP_PATIENCE);
@@ -90,8 +91,8 @@ impl Container<'_> {
         program::bounded_output(&mut command, timeout)
     }
 
-    /// Removes the control groups that LXC made for the container, and the one in which LXC parks monitors. Those that
-    /// are gone already, or not empty, are skipped.
+    /// Removes the control groups that LXC made for the container, and the one into which LXC puts monitors. Those that
+    /// are gone or not empty are skipped.
     pub(crate) fn remove_control_groups(&self) {
         let name = self.name;
         for parent in controllers() {
@@ -113,7 +114,8 @@ impl Container<'_> {
     }
 }
 
-/// The control group directories under which LXC may have made some: the v2 root, and the root of each v1 controller.
+/// The directories below which LXC may have made control groups: the root of version 2, and the root of each controller
+/// of version 1.
 fn controllers() -> Vec<PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     let each = fs::read_dir(&root).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));

@@ -31,8 +31,9 @@ pub fn check_groups(groups: &[String]) -> Result<()> {
     if groups.is_empty() { Err(Error::usage("no group is named".into())) } else { Ok(()) }
 }
 
-/// Names for `count` new guests, dealt out evenly: the first group gets at most one guest more than the last one. Each
-/// guest has the lowest number that `taken` leaves free. Returns (group, guest) in the groups' order.
+/// Names for `count` new guests, which are divided evenly among the groups: the first group gets at most one guest more
+/// than the last. Each guest gets the lowest number that `taken` leaves free. Returns (group, guest) in the order of
+/// the groups.
 pub fn deal(groups: &[String], count: usize, taken: &BTreeSet<String>) -> Vec<(String, String)> {
     let mut dealt = Vec::with_capacity(count);
     for (index, group) in groups.iter().enumerate() {
@@ -43,7 +44,8 @@ pub fn deal(groups: &[String], count: usize, taken: &BTreeSet<String>) -> Vec<(S
     dealt
 }
 
-/// The mapping file that `pagefold census --groups` reads: under `[groups]`, a group and patterns of its guests' names.
+/// Content of the file that `pagefold census --groups` reads: under `[groups]`, each group with patterns of its guests'
+/// names.
 pub fn groups_toml<'a>(guests: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut members: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (group, guest) in guests {

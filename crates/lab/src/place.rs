@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes of a unix socket's path at most, without the final zero byte.
+/// Longest path of a Unix socket in bytes, without the final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
 
 /// The lab directory, unless one is named: `PAGEFOLD_LAB_DIR`, else `pagefold-lab` under `XDG_RUNTIME_DIR`, else under
@@ -36,10 +36,10 @@ fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Creates a directory that only its owner can enter, or checks that an existing one is such.
+/// Creates a directory that only its owner can enter, or checks that an existing directory is one.
 ///
 /// # Errors
-/// It cannot be made, or it is somebody else's, a link, or open to others.
+/// The directory cannot be made; or it belongs to another user, is a link, or is open to others.
 pub fn private_dir(path: &Path) -> Result<()> {
     let meta = loop {
         match DirBuilder::new().recursive(true).mode(0o700).create(path) {
@@ -47,7 +47,7 @@ pub fn private_dir(path: &Path) -> Result<()> {
             _ => {}
         }
         match fs::symlink_metadata(path) {
-            // `lab down` has removed it since.
+            // `lab down` has removed the directory in between.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             meta => break meta.map_err(|e| Error::file("stat", path, e))?,
         }
@@ -61,7 +61,7 @@ pub fn private_dir(path: &Path) -> Result<()> {
     )))
 }
 
-/// Checks that a socket can have this path.
+/// Checks that the path is not too long for a socket.
 ///
 /// # Errors
 /// [`Error::Stop`] that asks for a shorter directory.

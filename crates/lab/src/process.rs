@@ -22,17 +22,17 @@ use twox_hash::XxHash3_64;
 
 /// Smallest memory of a process guest: 1 MiB.
 const MIN_BYTES: u64 = 1 << 20;
-/// Directories whose files every host has, enough of them for any sensible amount of memory.
+/// Directories from which files are mapped: any host has enough files there for any sensible amount of memory.
 const FILES_FROM: [&str; 3] = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib"];
 
-/// Everything that a process guest holds until it ends.
+/// The memory that a process guest holds until it ends.
 #[derive(Debug)]
 struct Holding {
     _files: Vec<FileMap>,
     _data: Vec<Pages>,
 }
 
-/// Page-aligned bytes, as a file's are in the page cache.
+/// Private bytes that begin at a page, as a file's bytes do in the page cache.
 #[derive(Debug)]
 struct Pages {
     room: Vec<u8>,
@@ -68,14 +68,14 @@ impl Holding {
         zeros.bytes().fill(1);
         black_box(zeros.bytes()).fill(0);
         data.push(zeros);
-        // Without this, a clever compiler might find that nothing reads the data, and leave it out.
+        // Keeps the compiler from leaving out the data, which nothing reads.
         black_box(&mut data);
         let files = paths.iter().map(|path| FileMap::open(path)).collect::<host::Result<_>>()?;
         Ok(Self { _files: files, _data: data })
     }
 }
 
-/// Files of at least a page whose sizes add up to at most `bytes`. Equal amounts get the same files.
+/// Files of at least a page, whose sizes add up to at most `bytes`. The same amount always gets the same files.
 fn files(bytes: usize) -> Vec<PathBuf> {
     let mut left = bytes;
     let mut chosen = Vec::new();
@@ -95,7 +95,7 @@ fn files(bytes: usize) -> Vec<PathBuf> {
     chosen
 }
 
-/// Contents of these files, each from the start of a page, as far as there is room.
+/// Contents of these files, each beginning at a page, as far as `bytes` have room.
 fn contents(paths: &[PathBuf], bytes: usize) -> Pages {
     let mut pages = Pages::new(bytes);
     let mut at = 0;

@@ -33,7 +33,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("zstd", "zstd"),
 ];
 
-/// Path of a program. Also searches the directories of root's programs, which an ordinary user's `PATH` leaves out.
+/// Path of a program. It is also looked for in root's directories, which an ordinary user's `PATH` leaves out.
 pub(crate) fn find(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
@@ -44,12 +44,12 @@ pub(crate) fn find(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// A file of Pagefold's own. It lies in `../lib/pagefold` from this program, as in a package, or where a source tree builds what
-/// runs inside guests.
+/// Path of a file that belongs to Pagefold: in `../lib/pagefold` from this program, as packages install it, or where a
+/// build in the source tree puts programs that run inside guests. `None` if it is in neither.
 pub(crate) fn beside(name: &str) -> Option<PathBuf> {
     let own = env::current_exe().ok()?;
     let dir = own.parent()?;
-    // Tests lie one directory deeper.
+    // Test programs lie one directory deeper than the built programs.
     let built = |up: &str| dir.join(up).join("x86_64-unknown-linux-musl/guest").join(name);
     let places = [dir.join("../lib/pagefold").join(name), built(".."), built("../..")];
     places.into_iter().find(|path| path.is_file())
@@ -90,7 +90,8 @@ pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result
     let stderr = child.stderr.take().map(|pipe| Stream::new(pipe.into())).transpose().map_err(failed)?;
     let mut streams = [stdout, stderr];
     let status = loop {
-        // The order matters: output from before the end is read after the end was seen.
+        // The order matters: only if the end is checked before the output is read is nothing missed that was written
+        // before the end.
         let ended = child.try_wait().map_err(failed)?;
         for stream in streams.iter_mut().flatten() {
             stream.drain();
@@ -113,14 +114,14 @@ pub(crate) fn bounded_output(command: &mut Command, timeout: Duration) -> Result
     Ok(Output { status: u8::try_from(status).unwrap_or(255), stdout, stderr })
 }
 
-/// The reading end of a pipe, with what came out of it.
+/// The reading end of a pipe, and the bytes that were read from it.
 struct Stream {
     pipe: Option<File>,
     kept: Vec<u8>,
 }
 
 impl Stream {
-    /// Most that is kept.
+    /// Most bytes that are kept.
     const MAX: usize = 1 << 20;
 
     fn new(pipe: OwnedFd) -> io::Result<Self> {
@@ -128,7 +129,7 @@ impl Stream {
         Ok(Self { pipe: Some(File::from(pipe)), kept: Vec::new() })
     }
 
-    /// Reads what is there, without waiting for more.
+    /// Reads the bytes that are there, without waiting for more.
     fn drain(&mut self) {
         let mut chunk = [0; 64 << 10];
         while let Some(Ok(count @ 1..)) = self.pipe.as_mut().map(|pipe| pipe.read(&mut chunk)) {

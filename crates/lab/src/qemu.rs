@@ -18,7 +18,7 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// QEMU's arguments for it.
+    /// QEMU's arguments for this accelerator.
     pub(crate) const fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Kvm => &["-accel", "kvm", "-cpu", "host"],
@@ -51,7 +51,7 @@ impl Sockets {
 #[derive(Clone, Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) name: &'a str,
-    /// Private directory of this guest.
+    /// Directory of this guest, into which its sockets and logs go.
     pub(crate) dir: &'a Path,
     pub(crate) boot: &'a Boot,
     pub(crate) accelerator: Accelerator,
@@ -60,20 +60,20 @@ pub(crate) struct Machine<'a> {
     pub(crate) append: &'a str,
     /// Words added to QEMU's command line.
     pub(crate) qemu_args: &'a [String],
-    /// The disk; `None` for the image's, if it has one.
+    /// The disk; `None` for the disk of the image, if it has one.
     pub(crate) disk: Option<Disk<'a>>,
     /// Saved state from which the machine goes on; `None` to boot it.
     pub(crate) state: Option<&'a Path>,
 }
 
-/// A disk; over an image's and in QEMU's own format, if nothing else is said.
+/// A disk of a VM. Unless the variant says otherwise, it is a file in QEMU's own format over the image's disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Disk<'a> {
     /// The guest's writes are kept in it.
     Kept(&'a Path),
-    /// The guest's own, in the format `raw`, whose writes are kept in it.
+    /// The guest's own disk in the format `raw`. The guest's writes are kept in it.
     Own(&'a Path),
-    /// All guests read it. QEMU keeps each guest's writes in an unnamed file of its own.
+    /// A disk that all guests read. QEMU keeps each guest's writes in an unnamed file of that guest.
     Read(&'a Path),
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn command(machine: &Machine) -> Result<Command> {
     qemu.args(["-name", &format!("guest={}", machine.name)]);
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc", "-smp", "1"]);
     qemu.args(machine.accelerator.arguments());
-    // "B" keeps QEMU from taking a bare number for MiB.
+    // The suffix "B" keeps QEMU from taking the number for MiB.
     qemu.args(["-m", &format!("{}B", machine.memory_bytes)]);
     qemu.arg("-kernel").arg(&machine.boot.kernel).arg("-initrd").arg(&machine.boot.initramfs);
     qemu.args(["-append", &kernel_line(machine)]);
@@ -120,7 +120,7 @@ fn kernel_line(machine: &Machine) -> String {
     let name = machine.name;
     let mut line = format!("console=ttyS0 quiet panic=-1 pagefold.name={name} systemd.hostname={name}");
     if matches!(machine.accelerator, Accelerator::Tcg) {
-        // Without KVM, the kernel's check of its timer fails on a host that is busy at that moment, and it panics.
+        // Without KVM, the kernel's check of its timer fails if the host is busy at that moment, and the kernel panics.
         line.push_str(" no_timer_check");
     }
     if machine.boot.disk.is_some() {
@@ -137,7 +137,7 @@ fn socket(id: &str, path: &Path) -> String {
     format!("socket,id={id},server=on,wait=off,path={}", escaped(path))
 }
 
-/// QEMU separates options by commas; a doubled one stands for itself.
+/// A path as it stands in a QEMU option: QEMU separates options by commas, and a doubled comma stands for one.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! Random numbers of 64 bits, so that no two labs or requests have the same.
+//! Random numbers of 64 bits, so that no two labs and no two requests have the same.
 
 use std::fs::File;
 use std::io::{self, Read};

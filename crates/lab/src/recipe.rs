@@ -1,4 +1,4 @@
-//! The command line of an image's VM, for a room that starts it in its own way.
+//! The command line that boots an image's VM, for callers that start the VM themselves.
 
 use crate::accel::trial;
 use crate::cache::Cache;
@@ -19,18 +19,19 @@ pub const NAME: &str = "{name}";
 /// Placeholder for the disk, a file in the format `raw` that the machine may write.
 pub const DISK: &str = "{disk}";
 
-/// Size of QEMU's cache of translated code, in MiB, as the lab has it, and for `tiny`: each clone has a cache of its own. With 4 MiB,
-/// an answer takes ten times as long; with 8 it takes no longer than with 32.
+/// Size of QEMU's cache of translated code, in MiB: the lab's arguments have 32, and a VM of `tiny` gets less, because
+/// each clone has a cache of its own. With 4 MiB an answer takes ten times as long; with 8 it takes no longer than with
+/// 32.
 const CACHE: &str = "tb-size=32";
 const TINY_CACHE: &str = "tb-size=8";
 
 /// Everything that is needed to boot an image's VM.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// QEMU, and its arguments with [`DIR`], [`NAME`] and [`DISK`] in them. Sockets are `qmp`, `console` and `agent` in the
-    /// directory.
+    /// QEMU's path and arguments, with [`DIR`], [`NAME`] and [`DISK`] in place of values. The sockets `qmp`, `console`
+    /// and `agent` are in the directory.
     pub words: Vec<String>,
-    /// Content of the disk at the beginning, which other VMs have, too.
+    /// File with the disk's first content, which other VMs may have, too.
     pub disk: Option<PathBuf>,
     /// RAM.
     pub memory_bytes: u64,
@@ -39,11 +40,11 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe of an image's VM. `append` and `qemu_args` of the request are added to it. Builds the image if it is missing,
-    /// and may boot a kernel in `dir` to try an accelerator.
+    /// The recipe of an image's VM. It contains `append` and `qemu_args` of the request. The image is built if it is
+    /// missing, and a kernel may be booted in `dir` to try KVM.
     ///
     /// # Errors
-    /// It is the image of no VM, or the host lacks something.
+    /// The image is not one of a VM, or the host lacks something.
     pub fn prepare(spec: &Spec, cache: &Cache, dir: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Self> {
         if !spec.image.is_vm() {
             return Err(Error::usage("only VMs have a command line of QEMU's: take the image tiny or debian".into()));

@@ -1,11 +1,11 @@
-//! Saved guests: VMs that were booted once, each on its own, and that go on from there whenever they are wanted.
+//! Saved guests: VMs that were booted once, each on its own, and are restored from that state whenever they are wanted.
 //!
 //! ```text
 //!    boot -> ready -> idle -> state into one file, writes to the disk into another --> cache
 //!                                                                                       |
 //!    QEMU with the same devices reads the state; new writes go to an unnamed file <-----+
 //! ```
-//! The nth VM of an image in a lab is always the same saved guest. Its name inside is that of the saved one.
+//! The nth VM of an image in a lab is always restored from the same saved guest. Inside, it has the saved guest's name.
 
 use crate::agent;
 use crate::cache::Key;
@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 
 /// Beginning of a saved guest's name.
 pub(crate) const NAME: &str = "saved";
-/// Longest time that a guest that was just booted may take to become idle: 60 s.
+/// Time limit for a guest that was just booted to become idle: 60 s.
 const IDLE_PATIENCE: Duration = Duration::from_secs(60);
-/// Interval between two questions whether the state is saved: 50 ms.
+/// Interval between two queries whether the state is saved: 50 ms.
 const STEP: Duration = Duration::from_millis(50);
 /// Time-out of a QMP command: 30 s.
 const QMP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bound on the speed at which the state is written, in bytes a second. QEMU's own is lower than a disk's speed.
+/// Limit of the speed at which the state is written, in bytes a second. QEMU's default is lower than a disk's speed.
 const BANDWIDTH: u64 = 1 << 40;
 
 /// Files of a saved guest.
@@ -41,11 +41,11 @@ const BANDWIDTH: u64 = 1 << 40;
 pub(crate) struct Saved {
     /// State of the machine, with the contents of its RAM.
     pub(crate) state: PathBuf,
-    /// The guest's writes to its disk, over the image's.
+    /// The guest's writes to its disk, in a file over the image's disk.
     pub(crate) disk: Option<PathBuf>,
 }
 
-/// The saved guests of a request, from the one with number `first` on. Those that are missing are booted first.
+/// The saved guests of a request, beginning with number `first`. Those that are missing are booted and saved first.
 pub(crate) fn prepare(
     (spec, first): (&Spec, usize),
     boot: &Boot,
@@ -115,7 +115,7 @@ fn boot_and_save(
     })
 }
 
-/// Waits until a guest is ready and idle, and has its state written.
+/// Waits until a guest is ready and idle, and has QEMU write its state.
 fn save(spec: &Spec, child: &Child, dir: &Path, saved: &Saved) -> std::result::Result<(), String> {
     let process = ProcessId::of(child.id()).map_err(|e| e.to_string())?;
     let sockets = Sockets::in_dir(dir);
@@ -139,17 +139,17 @@ fn write_state(qmp: &Path, state: &Path, deadline: Instant) -> std::result::Resu
             _ => thread::sleep(STEP),
         }
     }
-    // Its answer may be lost, because QEMU ends.
+    // The answer may be missing, because QEMU ends.
     let _ = qmp.execute("quit", json!({}));
     Ok(())
 }
 
-/// QEMU's argument for a machine that goes on from a saved state.
+/// QEMU's argument by which a machine is restored from a saved state.
 pub(crate) fn incoming(state: &Path) -> String {
     format!("exec:cat {}", quoted(state))
 }
 
-/// A path as one word of the shell.
+/// A path as a single word of the shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }

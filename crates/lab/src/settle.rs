@@ -1,4 +1,4 @@
-//! Waiting until guests are idle, as seen from the CPU time that their processes use in each interval.
+//! Waits until guests are idle, judged by the processor time that their processes use in each interval.
 
 use crate::family::Family;
 use host::ProcessId;
@@ -18,7 +18,8 @@ pub struct Idle {
 
 impl Default for Idle {
     fn default() -> Self {
-        // An idle guest under emulation uses 1 to 3 %: its kernel's timer. Starting services uses whole CPUs.
+        // An idle guest under emulation uses 1% to 3% of a processor for its kernel's timer. A guest that starts
+        // services uses whole processors.
         Self { interval: Duration::from_millis(500), share: 0.08, intervals: 3 }
     }
 }
@@ -58,8 +59,8 @@ fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-/// CPU time of each guest, all its processes together, in clock ticks. A process that has ended since the last look is
-/// missing from the sum.
+/// Processor time of each guest, over all its processes, in clock ticks. Processes that have ended since the last
+/// interval are missing from the sum.
 fn cpu_ticks(guests: &[ProcessId]) -> Vec<u64> {
     let now = Family::now();
     guests.iter().map(|guest| now.cpu_ticks(guest)).collect()

@@ -8,16 +8,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Largest number of guests in one request. A thread waits for each of them.
+/// Most guests in one request: a thread waits for each of them.
 const MOST_GUESTS: usize = 1000;
 
 /// A service that folds the guests, each as a member of its group.
 #[derive(Clone, Debug)]
 pub struct Fold {
-    /// The program whose `run` makes a member of what it executes, and whose `attach` makes members of what a container
-    /// runs.
+    /// Path of `pagefold`: its command `run` makes a program a member, and its command `attach` the processes of a
+    /// container.
     pub pagefold: PathBuf,
-    /// The service's directory; `None` for the service that this program finds, or starts for a VM or process.
+    /// Directory of the service. `None` for the service that `pagefold` finds by itself, or starts for a VM or process.
     pub service: Option<PathBuf>,
 }
 
@@ -38,13 +38,13 @@ pub struct Spec {
     pub append: String,
     /// Words added to QEMU's command line: devices, for example.
     pub qemu_args: Vec<String>,
-    /// Whether VMs go on from saved states of guests that were booted once, and are booted and saved if those are missing.
+    /// Whether VMs are restored from saved states. Guests that have none are booted and saved first.
     pub saved: bool,
-    /// Number of the first saved guest that is taken: other numbers are other boots. Guests of the image that the lab has
-    /// already are added to it.
+    /// Number of the first saved guest to restore: guests with other numbers were booted separately. The number of
+    /// guests of the image that the lab has already is added to it.
     pub first_saved: usize,
-    /// Program and first arguments of process guests. The program also gets
-    /// `--name NAME --group GROUP --memory-bytes N`, and must call [`crate::live`] with these values.
+    /// Program and first arguments of guests that are plain processes. The program also gets `--name NAME --group GROUP
+    /// --memory-bytes N`, and must call [`crate::live`] with these values.
     pub process_program: Vec<OsString>,
     /// Service that the guests join as members; `None` for guests that are not folded.
     pub fold: Option<Fold>,
@@ -72,7 +72,7 @@ impl Spec {
         }
     }
 
-    /// Memory of a guest, in bytes; meaningless for containers.
+    /// Memory of a guest in bytes, given or by default; without meaning for containers.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.unwrap_or(match self.image {
             Image::Debian => 512 << 20,

@@ -26,7 +26,7 @@ pub(crate) enum Source {
     Vm {
         boot: Boot,
         accelerator: Accelerator,
-        /// One for each guest of the request, or none.
+        /// The saved guest of each guest of the request; empty if none is restored.
         saved: Vec<Saved>,
     },
     Container {
@@ -36,8 +36,8 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Builds the image if it is missing, and chooses the VMs' accelerator, in `dir`; `emulated` is told why it is not
-    /// KVM. The lab has `first` guests of this image already.
+    /// Builds the image if it is missing. For VMs, chooses the accelerator, with a trial boot in `dir`; `emulated` is
+    /// called with the reason if KVM cannot be used. The lab has `first` guests of this image already.
     pub(crate) fn prepare(
         (spec, first): (&Spec, usize),
         workshop: &Workshop,
@@ -70,7 +70,7 @@ impl Source {
         Ok(Self::Vm { boot, accelerator, saved })
     }
 
-    /// The command that runs the guest with this number in the request, in its directory.
+    /// The command that runs guest number `number` of the request, in its directory.
     fn command(&self, (spec, number): (&Spec, usize), entry: &Entry, dir: &Path) -> Result<Command> {
         match self {
             Self::Vm { boot, accelerator, saved } => {
@@ -116,13 +116,13 @@ pub(crate) struct Started {
     pub(crate) at: Instant,
     image: Image,
     dir: PathBuf,
-    /// Standard output of a process guest.
+    /// Standard output of a guest that is a plain process, on which it reports that it is ready.
     says: Option<ChildStdout>,
-    /// Whether it goes on from a saved state.
+    /// Whether the guest is restored from a saved state.
     is_saved: bool,
 }
 
-/// Starts the process of the guest with this number in the request, in its directory.
+/// Starts the process of guest number `number` of the request, in its directory.
 pub(crate) fn start(
     (spec, number): (&Spec, usize),
     source: &Source,
@@ -141,7 +141,7 @@ pub(crate) fn start(
     if entry.image == Image::Process {
         command.stdout(Stdio::piped());
     }
-    // A process group of its own: a Ctrl-C meant for `lab up` must not reach a guest that is up.
+    // The guest gets a process group of its own, so that a Ctrl-C meant for `lab up` does not reach it.
     mark.put_on(&mut command).process_group(0);
     let at = Instant::now();
     let mut child = command.spawn().map_err(|e| Error::file("run", command.get_program(), e))?;
@@ -159,15 +159,15 @@ pub(crate) fn start(
     })
 }
 
-/// The same command, by `pagefold run`. That executes the program in its own process, so the started process is still
-/// the guest's.
+/// The same command by way of `pagefold run`, which executes the program in its own process: the started process is
+/// still the guest's.
 fn as_member(fold: &Fold, entry: &Entry, command: &Command) -> Command {
     let mut run = Command::new(&fold.pagefold);
     run.args(["run", "--group", &entry.group, "--name", &entry.name]);
     if let Some(service) = &fold.service {
         run.arg("--service").arg(service);
     }
-    // QEMU advises its RAM as mergeable; other programs give no such advice.
+    // QEMU advises its RAM as mergeable. Other programs do not, so all of their anonymous memory is enrolled.
     if !entry.image.is_vm() {
         run.arg("--all-anonymous");
     }
@@ -176,7 +176,7 @@ fn as_member(fold: &Fold, entry: &Entry, command: &Command) -> Command {
 }
 
 impl Started {
-    /// Waits until the guest reports that it is ready, and returns the time since its start.
+    /// Waits until the guest reports that it is ready. Returns the time since its start.
     pub(crate) fn wait_ready(&mut self, patience: Duration) -> Result<Duration> {
         let deadline = self.at + patience;
         let process = self.process;
@@ -193,12 +193,12 @@ impl Started {
         said.map(|()| self.at.elapsed()).map_err(|problem| Error::guest(&self.name, self.explained(&problem)))
     }
 
-    /// Makes members of all processes of a container.
+    /// Makes all processes of a container members.
     pub(crate) fn attach(&self, fold: &Fold) -> Result<()> {
         Container { name: &self.name, dir: self.dir.clone() }.attach(fold, &self.group)
     }
 
-    /// The problem, with the last output of the guest and of its VMM or monitor.
+    /// The error for a problem of this guest, with the last output of the guest and of its VMM or monitor.
     fn explained(&self, problem: &str) -> String {
         format!("not ready: {problem}{}", last_words(&self.dir))
     }
@@ -221,7 +221,7 @@ fn log_of(dir: &Path) -> PathBuf {
     dir.join("log")
 }
 
-/// Waits for the first line, and reads nothing behind it.
+/// Waits for the first line from the pipe. Bytes behind that line are not read.
 fn line_from(mut pipe: ChildStdout, deadline: Instant) -> std::result::Result<(), String> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -1,10 +1,11 @@
-//! The state file of a lab. With it, `lab list`, `lab exec` and `lab down` work from any process. They also work after
-//! the process that started the guests was killed at any moment.
+//! The state file of a lab. Because of it, `lab list`, `lab exec` and `lab down` work from any process, even if the
+//! process that started the guests was killed.
 //!
 //! - The file is changed only under a lock, and replaced as a whole.
 //! - A guest is in the file before its process is started.
-//! - The starter holds the lock until the start is done. A child inherits the lock's descriptor until it executes its own
-//!   program. So the next holder of the lock finds every process that was started under it, with its mark in place.
+//! - The process that starts guests holds the lock until the start is done. A started process inherits the lock's
+//!   descriptor until it executes its own program. So the next holder of the lock finds all processes that were started
+//!   under it, with their marks in place.
 
 use crate::error::{Error, Result};
 use crate::qemu::Accelerator;
@@ -53,7 +54,7 @@ impl Image {
         matches!(self, Self::LxcCopied | Self::LxcMariadb | Self::LxcApache)
     }
 
-    /// The server that its first program starts, if it has one by itself.
+    /// Name of the server that the container's first program starts; `None` if it starts none of its own.
     pub(crate) const fn server(self) -> Option<&'static str> {
         match self {
             Self::LxcMariadb => Some("mariadb"),
@@ -74,11 +75,11 @@ pub(crate) struct Entry {
     pub(crate) accelerator: Option<Accelerator>,
     /// A copied root directory outside the lab's own.
     pub(crate) copied_root: Option<PathBuf>,
-    /// Absent from before the start until just after it.
+    /// The guest's first process; absent until just after it was started.
     pub(crate) process: Option<ProcessId>,
     /// Milliseconds from its start until it reported that it was ready; absent before.
     pub(crate) ready_ms: Option<u64>,
-    /// The process that started it, and waits until it is ready.
+    /// The process that started the guest and waits until it is ready.
     #[serde(default)]
     pub(crate) starter: Option<ProcessId>,
 }
@@ -86,12 +87,12 @@ pub(crate) struct Entry {
 /// The state file's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Random number of the lab, a part of its processes' marks.
+    /// Random number of the lab, which is part of its processes' marks.
     pub(crate) token: String,
     pub(crate) guests: Vec<Entry>,
 }
 
-/// The lab's directory with its lock and its state file.
+/// The directory of a lab, its lock and its state file.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     dir: PathBuf,
@@ -114,7 +115,7 @@ impl Store {
         &self.dir
     }
 
-    /// The mapping file of groups, for other commands.
+    /// Path of the file that assigns guests to groups, for other commands.
     pub(crate) fn groups_file(&self) -> PathBuf {
         self.dir.join("groups.toml")
     }
@@ -136,7 +137,7 @@ impl Store {
             place::private_dir(&self.dir)?;
             let is_new = !path.exists();
             let file = match File::options().create(true).append(true).open(&path) {
-                // `lab down` has removed the directory since.
+                // `lab down` has removed the directory in between.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 file => file.map_err(|e| Error::file("open", &path, e))?,
             };
@@ -151,7 +152,7 @@ impl Store {
             Some(state) => Ok(locked(state)),
             None => {
                 if let Err(error) = check_is_new(&self.dir) {
-                    // The lock file that this call created goes, too.
+                    // If this call has created the lock file, it removes the file.
                     let _ = if is_new { fs::remove_file(&path) } else { Ok(()) };
                     return Err(error);
                 }
@@ -165,7 +166,7 @@ impl Store {
 }
 
 impl Locked {
-    /// Writes the state file, and the mapping file of the groups.
+    /// Writes the state file, and the file that assigns guests to groups.
     pub(crate) fn save(&self) -> Result<()> {
         let text = serde_json::to_vec_pretty(&self.state).expect("the state holds text and numbers only");
         replace(&self.dir.join("state.json"), &text)?;

@@ -13,7 +13,8 @@ use std::process::Command;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// The cloud kernel of a Debian suite (`bullseye`, `trixie`, `sid`, ...) with its modules. A missing one is fetched.
+/// Path of the cloud kernel of a Debian suite (`bullseye`, `trixie`, `sid`, ...), with its modules beside it. It is
+/// fetched if the cache does not have it.
 ///
 /// # Errors
 /// It is not the name of a suite, apt is missing, or the mirror does not answer or does not have the kernel.
@@ -27,7 +28,7 @@ pub fn kernel_of_suite(cache: &Cache, suite: &str) -> Result<PathBuf> {
     vmlinuz(&image.join("root"))
 }
 
-/// apt with its own lists, status and cache in a directory.
+/// Runs apt with lists, status and cache of its own, in a directory.
 struct Apt<'a> {
     dir: &'a Path,
 }
@@ -101,7 +102,7 @@ fn mirror() -> Result<String> {
     debian.map(str::to_owned).ok_or_else(|| Error::host_lacks("apt knows no mirror of Debian here".to_owned()))
 }
 
-/// Parents of `lib/modules` in packages. Debian 13 merged `/lib` into `/usr`.
+/// Directories of packages that may contain `lib/modules`: Debian 13 merged `/lib` into `/usr`.
 const PREFIXES: [&str; 2] = ["", "usr"];
 
 /// Writes `modules.dep`, which packages do not contain: the installation of a package writes it.

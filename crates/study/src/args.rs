@@ -172,7 +172,7 @@ fn draw(studies: &[Study], files: &[PathBuf], [html, markdown, state]: [Option<&
     Ok(Outcome::Done)
 }
 
-/// Results with their studies, in the order of the list.
+/// Results together with their studies, in the order in which studies are listed.
 fn items<'a>(studies: &'a [Study], results: &'a [result::Outcome]) -> anyhow::Result<Vec<page::Item<'a>>> {
     if let Some(unknown) = results.iter().find(|r| studies.iter().all(|study| study.id != r.id)) {
         return Err(Stop::Usage(format!("there is no study {}, of which this is a result", unknown.id)).into());
@@ -213,7 +213,7 @@ fn run_studies(args: &Args, studies: &[Study]) -> anyhow::Result<Outcome> {
         Some(state) => state.clone(),
         None => lab::cache_dir()?.join("studies"),
     };
-    // The file first, so that an error about it does not come after a long run.
+    // The output file is opened first, so that an error about it does not come after a long run.
     let html = args.html.as_deref().map(OutputFile::create).transpose()?;
     host::note_interrupts().context("cannot catch signals")?;
     let is_first = |(n, job): &(usize, &Job)| !jobs[..*n].iter().any(|other| other.turns_name() == job.turns_name());
@@ -242,12 +242,13 @@ fn print(text: &str) -> anyhow::Result<()> {
     output::bytes(text.as_bytes()).map_err(|why| unread(&why))
 }
 
-/// The error of results that could not be printed. It has the words of its cause alone: a closed pipe would count as done.
+/// The error for results that could not be printed. It keeps only the text of the cause: a closed pipe would otherwise
+/// count as success.
 fn unread(why: &anyhow::Error) -> anyhow::Error {
     anyhow!("{}; turns that were done are kept: the same command prints their results", exit::in_words(why))
 }
 
-/// The studies that these names and patterns mean.
+/// The studies that these names and patterns select.
 fn choose<'a>(ids: &[String], studies: &'a [Study]) -> anyhow::Result<Vec<&'a Study>> {
     let mut chosen: Vec<&Study> = Vec::new();
     for id in ids {
@@ -265,7 +266,7 @@ fn choose<'a>(ids: &[String], studies: &'a [Study]) -> anyhow::Result<Vec<&'a St
     Ok(chosen)
 }
 
-/// A job for each study that can be run, and whether some were left out, having said why.
+/// A job for each study that can be run; and whether studies were left out, for which the reason was printed.
 fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job<'a>>, bool)> {
     let (mut jobs, mut missing) = (Vec::new(), Vec::new());
     for study in chosen {
@@ -283,8 +284,8 @@ fn jobs<'a>(chosen: &[&'a Study], wanted: &'a Wanted) -> anyhow::Result<(Vec<Job
     Ok((jobs, !missing.is_empty()))
 }
 
-/// Checks that each arm that is asked for is one of a chosen study's, and that each study has one of them. Studies without arms
-/// have no recipe, and are left out later.
+/// Checks that each arm that is asked for is an arm of a chosen study, and that each study has one of them. Studies
+/// without arms have no recipe, and are left out later.
 fn check_arms(chosen: &[&Study], arms: &[String]) -> Result<(), Stop> {
     if arms.is_empty() {
         return Ok(());

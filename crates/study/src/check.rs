@@ -1,4 +1,4 @@
-//! Verdicts: a prediction, held against the samples of a run. Pure.
+//! Verdicts: whether the samples of a run support a prediction. Nothing is read or written here.
 //!
 //! ```text
 //!   samples of a metric in an arm, one a repetition
@@ -8,8 +8,8 @@
 //!         fails:     it lies wholly on the other side, or outside
 //!         undecided: anything else, with the number of repetitions that would decide
 //! ```
-//! An arm that merges has nothing to say if nothing was merged in it: its predictions stay undecided, whatever the
-//! samples are. The same holds for an arm whose load did not run.
+//! If an arm is to merge pages and none were merged in it, nothing can be concluded from it: its predictions stay
+//! undecided, independent of the samples. The same holds for an arm whose load did not run.
 
 use crate::data::{Bound, Prediction, Study};
 use crate::dose;
@@ -21,28 +21,29 @@ use std::collections::BTreeMap;
 
 /// Least number of repetitions for a verdict.
 pub const LEAST_N: usize = 3;
-/// Greatest number of repetitions that is named as deciding. A prediction that needs more is as good as undecidable here.
+/// Largest number of repetitions that a verdict names as enough to decide. A prediction that needs more counts as
+/// undecidable on this host.
 const MOST_N: usize = 1000;
-/// Characters of a date before its time.
+/// Length of the day in a text of date and time.
 const DAY: usize = "2026-11-29".len();
 
-/// A rule for the mean of a figure.
+/// A rule about the mean of a figure, by which a prediction is judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
-    /// It is larger than this.
+    /// The mean is larger than this.
     Above(f64),
-    /// It is smaller than this.
+    /// The mean is smaller than this.
     Below(f64),
-    /// It lies between these.
+    /// The mean lies between these.
     Within(f64, f64),
 }
 
-/// A figure, and a rule for it.
+/// A figure that is computed from samples, and the rule for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
-    /// The metric.
+    /// The metric whose samples are taken.
     pub metric: String,
-    /// The arm in which it is taken.
+    /// The arm whose samples are taken.
     pub arm: String,
     /// The value of the variable at which it is taken, if it is taken at several.
     pub x: Option<String>,
@@ -54,7 +55,7 @@ pub struct Check {
     pub rule: Rule,
 }
 
-/// The three answers.
+/// The three possible verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
@@ -67,7 +68,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Its name.
+    /// Name of the answer in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Holds => "holds",
@@ -120,9 +121,9 @@ pub fn judge_all(study: &Study, samples: &Samples) -> Vec<Verdict> {
 /// The samples of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Its date and time, if they are known.
+    /// Date and time of the run, if they are known.
     pub date: Option<String>,
-    /// Its samples.
+    /// The samples of the run.
     pub samples: Samples,
 }
 
@@ -149,7 +150,7 @@ pub fn judge_runs(study: &Study, runs: &[Run]) -> Vec<Verdict> {
     study.predict.iter().filter_map(of).collect()
 }
 
-/// A sample for each day: the mean of its repetitions.
+/// The samples of all runs, one for each day: the mean of the day's repetitions.
 fn by_day(runs: &[Run]) -> Samples {
     let mut days: BTreeMap<&str, Vec<&Samples>> = BTreeMap::new();
     for run in runs {
@@ -211,7 +212,8 @@ fn in_words_of(side: Bound) -> String {
     format!("its figure is only {side} bound of what is asked")
 }
 
-/// Why an arm has nothing to say; `None` if it has.
+/// Why nothing can be concluded from an arm: nothing was merged in it, or its load did not run. `None` if something
+/// can.
 fn silence(study: &Study, arm: &str, samples: &Samples) -> Option<String> {
     let none_of = |metric: &str| {
         let found = samples.of(metric, arm, None);
@@ -231,12 +233,12 @@ fn silence(study: &Study, arm: &str, samples: &Samples) -> Option<String> {
 }
 
 impl Check {
-    /// All arms that it looks at.
+    /// All arms whose samples the check uses.
     pub fn arms(&self) -> impl Iterator<Item = &str> {
         [Some(&self.arm), self.over.as_ref(), self.minus.as_ref()].into_iter().flatten().map(String::as_str)
     }
 
-    /// The figure of each repetition that has all its parts.
+    /// The figure for each repetition in which all arms of the check have a sample.
     fn values(&self, samples: &Samples) -> Vec<f64> {
         let of = |arm: &str| samples.of(&self.metric, arm, self.x.as_deref());
         let other = self.over.as_ref().or(self.minus.as_ref()).map(|arm| of(arm));
@@ -248,8 +250,9 @@ impl Check {
         paired.filter(|v| v.is_finite()).collect()
     }
 
-    /// Figures and rule on the scale on which they are judged, and the way back. Ratios are judged by their logarithms: otherwise noise alone
-    /// makes the mean of `a / b` and that of `b / a` larger than 1.
+    /// The figures and the rule on the scale on which they are compared, and the function that leads back. Ratios are
+    /// compared by their logarithms: otherwise noise alone makes both the mean of `a / b` and that of `b / a` larger
+    /// than 1.
     fn on_their_scale(&self, values: Vec<f64>) -> (Vec<f64>, Rule, fn(f64) -> f64) {
         let is_positive = |value: &f64| *value > 0.0;
         match self.rule.map(f64::ln) {
@@ -260,7 +263,7 @@ impl Check {
         }
     }
 
-    /// In words.
+    /// The rule as text.
     pub fn in_words(&self) -> String {
         let at = self.x.as_ref().map_or(String::new(), |x| format!(" at {x}"));
         let other = match (&self.over, &self.minus) {
@@ -278,7 +281,7 @@ impl Check {
 }
 
 impl Rule {
-    /// The same rule on another scale, if its bounds have a place there.
+    /// The same rule on another scale. `None` if a bound has no value there.
     fn map(self, scale: fn(f64) -> f64) -> Option<Self> {
         let (rule, [from, to]) = match self {
             Self::Above(bound) => (Self::Above(scale(bound)), [bound; 2]),
@@ -288,7 +291,7 @@ impl Rule {
         (scale(from).is_finite() && scale(to).is_finite()).then_some(rule)
     }
 
-    /// The answer of an interval.
+    /// The verdict for a mean whose 95% interval is this.
     fn answer(self, [low, high]: [f64; 2]) -> Answer {
         let (holds, fails) = match self {
             Self::Above(bound) => (low > bound, high < bound),
@@ -302,7 +305,7 @@ impl Rule {
         }
     }
 
-    /// Whether an answer takes a figure for the truth on the side on which it is only a bound of it.
+    /// Whether this answer would take a figure that is only a bound of the truth for the truth itself.
     fn rests_on(self, side: Bound, answer: Answer, mean: Option<f64>) -> bool {
         let truth_may_be_lower = side == Bound::Upper;
         match (self, answer) {
@@ -314,7 +317,7 @@ impl Rule {
         }
     }
 
-    /// The number of samples like these that would decide; see [`Verdict::needs_n`].
+    /// Number of samples of the same mean and deviation that would decide; see [`Verdict::needs_n`].
     fn needs(self, values: &[f64]) -> Option<usize> {
         if values.len() < 2 {
             return Some(LEAST_N);
@@ -404,7 +407,7 @@ mod tests {
             let [low, high] = verdict.interval.unwrap();
             assert!((verdict.value.unwrap() - 1.0).abs() < 1e-9 && (low * high - 1.0).abs() < 1e-9, "{verdict:?}");
         }
-        // Figures without logarithms are judged as they are.
+        // Figures that have no logarithm are compared as they are.
         let none = samples(&[("m", "a", &[0.0, 1.0, 2.0]), ("m", "b", &[1.0, 1.0, 1.0])]);
         let over = Check { over: Some("b".into()), ..check(Rule::Within(0.0, 3.0)) };
         assert_eq!(judge(&study, "", &over, &none).value, Some(1.0));

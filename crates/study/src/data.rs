@@ -1,12 +1,12 @@
-//! Studies as data: the experiments of five papers, what came out, and predictions that can fail. The files in `data/`
-//! hold them, one a paper; a study with a recipe can be run.
+//! Studies as data: experiments of five papers, what the papers found, and predictions that a run can refute. Each
+//! paper has a file in `data/`. A study that has a recipe can be run.
 
 use crate::check::{Check, Rule};
 use crate::dose::Part;
 use crate::recipes;
 use serde::{Deserialize, Serialize};
 
-/// Units of what cannot be negative.
+/// Units of metrics that cannot be negative.
 const AMOUNTS: [&str; 9] = ["s", "ms", "us", "pages", "pages/s", "/s", "reads/s", "operations/s", "processes"];
 /// The files, in the order in which studies are listed.
 const FILES: [&str; 5] = [
@@ -34,11 +34,11 @@ struct PaperFile {
 /// A paper.
 #[derive(Clone, Debug)]
 pub struct Paper {
-    /// Its first author.
+    /// First author of the paper.
     pub paper: String,
-    /// Its title and year.
+    /// Title and year of the paper.
     pub title: String,
-    /// Its results, in a few sentences.
+    /// Results of the paper, in a few sentences.
     pub said: String,
     /// The part of its rig that cannot be had here.
     pub lacks: Option<String>,
@@ -52,7 +52,7 @@ pub struct Paper {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Study {
-    /// Its name on the command line.
+    /// Name of the study on the command line.
     pub id: String,
     /// First author of the paper.
     #[serde(skip)]
@@ -66,21 +66,22 @@ pub struct Study {
     /// Table, figure or section.
     #[serde(rename = "where")]
     pub place: String,
-    /// Its subject in a line.
+    /// Subject of the study in a line.
     pub what: String,
     /// The study that measures the same in its turns. Where one command runs both, the turns are measured once.
     pub turns_of: Option<String>,
-    /// 1: decides whether Pagefold keeps its promises; 2; 3: for completeness.
+    /// Priority: 1 for studies that decide whether Pagefold keeps its promises, 3 for studies that are there for
+    /// completeness only.
     pub priority: u8,
-    /// Features and programs that it takes.
+    /// Features of the host and programs that the study needs.
     pub needs: Vec<String>,
     /// Things to compare: mergers, or other settings.
     #[serde(default)]
     pub arms: Vec<Arm>,
-    /// Its independent variable.
+    /// The variable that the study changes.
     #[serde(default)]
     pub variable: String,
-    /// Its load.
+    /// The load in the guests.
     #[serde(default)]
     pub workload: String,
     /// The paper's result.
@@ -90,49 +91,49 @@ pub struct Study {
     pub metric: Vec<Metric>,
     /// Predictions.
     pub predict: Vec<Prediction>,
-    /// Tables and pictures: the paper's numbers beside ours.
+    /// Tables and pictures in which the paper's numbers stand beside those measured here.
     #[serde(default)]
     pub panel: Vec<Panel>,
-    /// The paper's dose, and ours.
+    /// The quantities that make the paper's dose and the dose here: see `crate::dose`.
     #[serde(default)]
     pub dose: Vec<Part>,
     /// Whether runs of different days differ more than repetitions within one: `n` is the number of days then.
     #[serde(default)]
     pub by_day: bool,
-    /// Differences of the rig, and why they matter.
+    /// Differences between the paper's machine and this one, and why they matter.
     #[serde(default)]
     pub differs: Vec<String>,
     /// The form that ends within ten minutes.
     pub short: Option<Form>,
     /// The form that is published.
     pub full: Option<Form>,
-    /// The lack of a study without a recipe.
+    /// What is missing for a recipe, in a study without one.
     pub why_not: Option<String>,
 }
 
-/// One of the things that are compared.
+/// One of the settings that a study compares.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arm {
-    /// Its name on the command line.
+    /// Name of the arm on the command line.
     pub name: String,
-    /// Its setting in words.
+    /// What the arm does, in words.
     pub text: String,
-    /// Whether something is merged in it. If nothing was, it has nothing to say.
+    /// Whether pages are merged in the arm. If a run merges none, it concludes nothing about the arm.
     #[serde(default)]
     pub merges: bool,
     /// Whether the short form leaves it out.
     #[serde(default)]
     pub full_only: bool,
-    /// Its dose, in the order of the study's parts, where it is another than its form's.
+    /// Dose of the arm, in the order of the study's parts; empty if it is that of the form.
     #[serde(default)]
     pub dose: Vec<f64>,
-    /// Time of one of its turns as measured once, where it is another than its form's.
+    /// Seconds for one of its turns, as measured once; `None` if they are those of the form.
     pub turn_seconds: Option<f64>,
 }
 
 impl Arm {
-    /// Whether a form has it.
+    /// Whether runs of this form measure the arm.
     pub fn is_in(&self, length: Length) -> bool {
         length == Length::Full || !self.full_only
     }
@@ -142,17 +143,17 @@ impl Arm {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metric {
-    /// Its name in the JSON.
+    /// Name of the metric in the JSON.
     pub name: String,
-    /// Its unit; empty for a number or a share.
+    /// Unit of the figure; empty for a number or a share.
     pub unit: String,
-    /// Its meaning.
+    /// What the figure means.
     pub text: String,
-    /// Whether more or less of it is better, where that can be said.
+    /// Whether more or less of it is better; `None` where neither can be said.
     pub better: Option<Better>,
-    /// Whether the figure is only a bound of what is asked, and on which side.
+    /// Whether the figure is only a lower or upper bound of what the study asks for.
     pub bound: Option<Bound>,
-    /// The values that it can have, where they are bounded by what it is.
+    /// The values that the figure can have by its definition, such as 0 to 1 for a share.
     pub range: Option<[f64; 2]>,
 }
 
@@ -190,7 +191,7 @@ pub struct Prediction {
     above: Option<f64>,
     below: Option<f64>,
     within: Option<[f64; 2]>,
-    /// Why it has no rule.
+    /// Why the prediction has no rule.
     pub not_asked: Option<String>,
 }
 
@@ -200,10 +201,10 @@ pub struct Prediction {
 pub struct Form {
     /// Repetitions of each arm.
     pub reps: u32,
-    /// Whether a first turn of each arm is dropped.
+    /// Whether each arm has a first turn that is not counted.
     #[serde(default)]
     pub warm_up: bool,
-    /// Time of one turn as measured once, for the first estimate.
+    /// Seconds for a turn, as measured once; the first estimate of a run's time.
     pub turn_seconds: f64,
 }
 
@@ -211,13 +212,13 @@ pub struct Form {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Panel {
-    /// Its heading.
+    /// Heading of the panel.
     pub title: String,
-    /// Its form.
+    /// Whether the panel is a table, bars or lines.
     pub form: PanelForm,
     /// Unit of all values.
     pub unit: String,
-    /// Name of what varies along a row.
+    /// Name of what the columns of a panel stand for.
     pub along: String,
     /// Its values: columns of a table, groups of bars, or numbers on an axis.
     pub x: Vec<String>,
@@ -241,14 +242,14 @@ pub enum PanelForm {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Series {
-    /// Its name.
+    /// Name of the row.
     pub name: String,
     /// The paper's values, in the order of the panel's `x`; `nan` where it has none. Empty if it has no such row.
     #[serde(default)]
     pub paper: Vec<f64>,
-    /// Metric that holds ours; absent if we measure no such thing.
+    /// Metric whose measured values stand beside the paper's; `None` if nothing like it is measured.
     pub metric: Option<String>,
-    /// Arm of ours.
+    /// Arm in which the metric is measured.
     pub arm: Option<String>,
 }
 
@@ -263,7 +264,7 @@ pub enum Length {
 }
 
 impl Length {
-    /// Its name.
+    /// Name of the form, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Short => "short",
@@ -273,7 +274,7 @@ impl Length {
 }
 
 impl Study {
-    /// Why it cannot be run; `None` if it has a recipe.
+    /// Why the study cannot be run; `None` if it has a recipe.
     pub fn why_not(&self) -> Option<&str> {
         if recipes::of(&self.id).is_some() {
             return None;
@@ -281,7 +282,7 @@ impl Study {
         Some(self.why_not.as_deref().unwrap_or("nobody has written its recipe"))
     }
 
-    /// Its form of this length, if it has one.
+    /// The form of this length; `None` if the study has none.
     pub fn form(&self, length: Length) -> Option<Form> {
         match length {
             Length::Short => self.short,
@@ -289,7 +290,7 @@ impl Study {
         }
     }
 
-    /// The time of a run in this form, by the time of a turn as it was measured; `None` if it cannot be run.
+    /// Seconds for a run in this form, by the seconds for a turn as measured once. `None` if the study cannot be run.
     pub fn estimate_s(&self, length: Length) -> Option<f64> {
         let form = self.form(length).filter(|_| self.why_not().is_none())?;
         let arms = self.arms.iter().filter(|arm| arm.is_in(length));
@@ -297,12 +298,12 @@ impl Study {
         Some(f64::from(form.reps + u32::from(form.warm_up)) * round_s)
     }
 
-    /// Time of a turn of this arm in a form, by its estimate.
+    /// Seconds for a turn of this arm in this form, as measured once.
     pub fn turn_seconds(&self, arm: &str, form: Form) -> f64 {
         self.arm(arm).and_then(|arm| arm.turn_seconds).unwrap_or(form.turn_seconds)
     }
 
-    /// Predictions without a rule.
+    /// Predictions without a rule, which are for readers only.
     pub fn not_asked(&self) -> impl Iterator<Item = &Prediction> {
         self.predict.iter().filter(|prediction| prediction.check().is_none())
     }
@@ -312,7 +313,7 @@ impl Study {
         self.arms.iter().find(|arm| arm.name == name)
     }
 
-    /// The values that the figure of a check can have, as far as they are bounded.
+    /// The values that the figure of a check can have; infinite where there is no limit.
     pub fn range(&self, check: &Check) -> [f64; 2] {
         const FREE: [f64; 2] = [f64::NEG_INFINITY, f64::INFINITY];
         let metric = self.metric(&check.metric);
@@ -334,7 +335,7 @@ impl Study {
 }
 
 impl Prediction {
-    /// How it is checked; `None` if it is for readers alone.
+    /// Metric, arms and rule by which the prediction is judged; `None` if it is for readers only.
     pub fn check(&self) -> Option<Check> {
         let rule = match (self.above, self.below, self.within) {
             (Some(bound), None, None) => Rule::Above(bound),

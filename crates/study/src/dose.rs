@@ -1,4 +1,5 @@
-//! The dose of a run against the paper's: seconds of load, guests, passes, data against memory. Below a third, a verdict is of this rig alone.
+//! The dose of a run: how much of the paper's quantities it has (seconds of load, guests, passes, data against memory).
+//! If that is below a third, verdicts hold for this host alone, and say nothing about the paper.
 
 use crate::data::{Arm, Length, Study};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ const LEAST: f64 = 1.0 / 3.0;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// Its meaning, with the unit.
+    /// What the quantity is, with its unit.
     pub what: String,
     /// The quantity in the paper; `None` where the paper tells none.
     pub paper: Option<f64>,
@@ -20,7 +21,8 @@ pub struct Part {
     pub full: f64,
 }
 
-/// Whether verdicts of an arm with a dose of its own are of this rig alone; `None` of an arm with its form's dose.
+/// Whether verdicts about an arm with a dose of its own hold for this host alone. `None` for an arm that has the dose
+/// of its form.
 pub fn is_low_in(study: &Study, arm: &Arm) -> Option<bool> {
     let shares = study.dose.iter().zip(&arm.dose).filter_map(|(part, here)| Some(here / part.paper?));
     let is_low = shares.min_by(f64::total_cmp).is_some_and(|share| share < LEAST);
@@ -39,7 +41,7 @@ pub struct Dose {
 }
 
 impl Dose {
-    /// The dose of a study's form.
+    /// The dose of a study in a form.
     pub fn of(study: &Study, length: Length) -> Self {
         let here = |part: &Part| if length == Length::Short { part.short } else { part.full };
         let parts: Vec<_> = study.dose.iter().map(|part| (part.what.clone(), part.paper, here(part))).collect();

@@ -1,6 +1,6 @@
-//! Numbers in print.
+//! Numbers as text.
 
-/// A number with as many digits as are of use.
+/// A number with as many digits as a reader can use.
 pub fn figure(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => 0,
@@ -9,7 +9,7 @@ pub fn figure(value: f64) -> String {
         large if large >= 1.0 => 2,
         _ => 3,
     };
-    // A sum of nothing is -0.
+    // The sum of no numbers is -0: adding 0 makes it print without a sign.
     let text = format!("{:.digits$}", value + 0.0);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }

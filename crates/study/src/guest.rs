@@ -1,4 +1,5 @@
-//! Processes of a study: each holds pages of known contents in memory that may be merged, and answers questions.
+//! Processes that a study starts: each holds pages of known contents in memory that may be merged, and answers
+//! requests.
 //!
 //! | process | holds | is asked |
 //! |---|---|---|
@@ -23,22 +24,22 @@ use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Number of secret contents, and of guesses of each kind.
+/// Number of secret contents of the victim; and of the prober's guesses, both right and wrong.
 pub const SECRETS: usize = 2048;
-/// Number of pages that a prober holds twice.
+/// Number of pages of which the prober holds two copies.
 const TWICE: usize = 512;
-/// Number of pages of a writer.
+/// Number of pages of the writer.
 const WRITTEN: usize = 16_384;
-/// Number of pages that `doubles` holds twice.
+/// Number of pages of which `doubles` holds two copies.
 pub const DOUBLES: usize = 8192;
-/// Least room of a region, in pages: 32 MiB, from which on the C library's allocator always maps memory apart from the
-/// heap. The heap is not enrolled.
+/// Least capacity of a region, in pages: 32 MiB. From this size on, the C library's allocator always maps memory of its
+/// own for an allocation. Smaller ones may lie in the heap, which is not folded.
 const REGION_PAGES: usize = 8192;
-/// Pages of a batch whose primitives are timed together.
+/// Number of pages that are timed together, when the cost of comparing, hashing and copying is measured.
 const BATCH_PAGES: usize = 128;
-/// Children of `forker` whose median time counts.
+/// Number of children that `forker` forks; their median time is the answer.
 const FORKS: usize = 31;
-/// Interval between two batches of a writer.
+/// Interval between two batches of the writer's writes.
 const BATCH: Duration = Duration::from_millis(100);
 
 /// A page of zeros.
@@ -64,7 +65,7 @@ impl Region {
         Ok(Self(memory))
     }
 
-    /// The frame of each page, having read it.
+    /// The frame of each page. Each page is read first, so that it is in memory.
     fn frames(&self, pagemap: &Pagemap) -> anyhow::Result<Vec<Option<Pfn>>> {
         let start = HostVirt(self.0.as_ptr() as u64);
         self.0.iter().for_each(|page| _ = black_box(black_box(page).0[0]));
@@ -73,7 +74,7 @@ impl Region {
         Ok(entries.iter().map(|entry| entry.pfn()).collect())
     }
 
-    /// Microseconds of the first write to a page.
+    /// Writes page `n`, and returns how many microseconds that took.
     fn write(&mut self, n: usize) -> f64 {
         let begin = Instant::now();
         black_box(&mut self.0[n]).0[8] = 1;
@@ -89,10 +90,10 @@ const fn nobodys(n: usize) -> u64 {
     1 << 51 | n as u64
 }
 
-/// Runs the process until its input closes.
+/// Runs the process with this name until its standard input closes.
 ///
 /// # Errors
-/// There is no such process.
+/// No process has this name.
 pub fn run(args: &GuestArgs) -> anyhow::Result<Outcome> {
     let pagemap = Pagemap::open(std::process::id())?;
     match args.what.as_str() {
@@ -108,7 +109,7 @@ pub fn run(args: &GuestArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Says that the memory is there, and answers until input closes.
+/// Reports that the process's memory is filled, and then answers a request a line until standard input closes.
 fn answer(mut to: impl FnMut(&str) -> anyhow::Result<Value>) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout();
     let mut say = |answer: &Value| writeln!(out, "{answer}").and_then(|()| out.flush()).context("cannot answer");
@@ -119,7 +120,7 @@ fn answer(mut to: impl FnMut(&str) -> anyhow::Result<Value>) -> anyhow::Result<O
     Ok(Outcome::Done)
 }
 
-/// Numbers in an order that looks random and is always the same.
+/// The numbers below `count` in an order that looks random and is always the same.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -132,7 +133,7 @@ fn shuffled(count: usize) -> Vec<usize> {
     order
 }
 
-/// Guesses lie in a random order, so that their addresses tell nothing.
+/// Runs the prober. Its right and wrong guesses lie in a random order, so that their addresses tell nothing.
 fn prober(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
     let kinds: Vec<usize> = shuffled(2 * SECRETS);
     let seed = |n: &usize| if *n < SECRETS { secret(*n) } else { nobodys(*n) };
@@ -157,13 +158,13 @@ fn prober(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Pages of the second half that lie in the frame of their counterpart in the first.
+/// Number of pages of the second half that lie in the same frame as the page at the same place of the first half.
 fn merged(frames: &[Option<Pfn>]) -> usize {
     let (first, second) = frames.split_at(frames.len() / 2);
     first.iter().zip(second).filter(|(a, b)| a.is_some() && a == b).count()
 }
 
-/// Rewrites pages at the rate that it was told, spread over time.
+/// Runs the writer: it rewrites pages at the rate that it was told last, spread evenly over time.
 fn writer() -> anyhow::Result<Outcome> {
     let rate = std::sync::Arc::new(AtomicU64::new(0));
     let mut pages = Region::filled((0..WRITTEN).map(|n| 1 << 53 | n as u64))?;
@@ -191,7 +192,7 @@ fn writer() -> anyhow::Result<Outcome> {
     })
 }
 
-/// Holds pages twice, in runs of eight: a run, the same run again, the next one.
+/// Runs `doubles`. Its pages lie in runs of eight: a run, its copy, the next run and its copy.
 fn doubles(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
     let seed = |n: usize| 1 << 54 | (n / 16 * 8 + n % 8) as u64;
     let mut pages = Region::filled((0..2 * DOUBLES).map(seed))?;
@@ -216,10 +217,10 @@ fn doubles(pagemap: &Pagemap) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Holds pages such that folding makes this number of mappings. Each page that it holds twice is folded alone, which makes it a
-/// mapping. The page that follows becomes another.
+/// Runs `forker`, whose folding makes this number of mappings. Each page that has a copy lies beside one that has none.
+/// So it is folded alone and becomes a mapping, and the page after it another.
 fn forker(mappings: u64) -> anyhow::Result<Outcome> {
-    // Processes with other numbers of mappings hold other contents.
+    // Processes for other numbers of mappings hold other contents.
     let own = mappings << 24;
     let folded = |n: u64| (1 << 56) | own | ((n / 2) % (mappings / 4).max(1));
     let alone = |n: u64| (1 << 57) | own | n;
@@ -237,8 +238,9 @@ fn forker(mappings: u64) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Milliseconds in which a child is forked, becomes another program, and ends. The standard library forks only because a user is
-/// asked for, the same one. Otherwise the child would share memory with its parent until it becomes that program.
+/// Milliseconds to fork a child that executes another program and ends. The standard library forks only because a user
+/// id is set (the same one). Otherwise it uses `posix_spawn`, and the child would share memory with its parent until it
+/// executes the program.
 fn fork_ms() -> anyhow::Result<f64> {
     let begin = Instant::now();
     let mut command = std::process::Command::new("/bin/true");
@@ -248,8 +250,8 @@ fn fork_ms() -> anyhow::Result<f64> {
     Ok(begin.elapsed().as_secs_f64() * 1e3)
 }
 
-/// Microseconds a page of each primitive, over 32 MB of pages of its own: no cache holds them. The time of a page is the
-/// median of batches, so that a batch in which another process had the processor does not count.
+/// Microseconds per page for comparing, hashing and copying, over 32 MB of pages, more than a cache holds. The time is
+/// the median of batches, so that a batch in which another process had the processor does not count.
 fn primitives() -> Value {
     let pages: Vec<AlignedPage> = (0..DOUBLES as u64).map(|n| filled(1 << 55 | n)).collect();
     let mut copies = pages.clone();

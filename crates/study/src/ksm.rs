@@ -1,4 +1,4 @@
-//! Settings of ksmd at the end of a turn, before the rig puts them back: figures depend on them.
+//! ksmd's knobs at the end of a turn, before they are put back: figures depend on them.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -21,7 +21,7 @@ pub struct KsmSettings {
 }
 
 impl KsmSettings {
-    /// Reads them; `None` on a kernel without KSM.
+    /// Reads the knobs; `None` on a kernel without KSM.
     pub fn read() -> Option<Self> {
         let host::Ksm { run, pages_to_scan, sleep_millisecs, smart_scan, advisor_mode, use_zero_pages, .. } =
             host::Ksm::read()?;

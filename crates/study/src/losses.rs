@@ -1,4 +1,5 @@
-//! Figures in which Pagefold does worse than ksmd, or than nobody merging: a reader sees them first. Pure.
+//! Losses: figures in which Pagefold does worse than ksmd, or than a host on which nothing is merged. Readers see them
+//! first. Nothing is read or written here.
 //!
 //! Names of arms are `LOAD-MERGER-SETTING`, of which load and setting may be absent: `fio-low-fold-equal`, `ksm-default`, `off`. An arm
 //! of Pagefold is compared with arms of the same load:
@@ -44,7 +45,7 @@ pub enum Merger {
     Off,
 }
 
-/// The name of an arm in its parts.
+/// The parts of an arm's name.
 #[derive(Debug, PartialEq, Eq)]
 struct Named {
     load: String,
@@ -53,7 +54,7 @@ struct Named {
 }
 
 impl Named {
-    /// `None` of an arm without a merger in its name.
+    /// Takes an arm's name apart. `None` if it names no merger.
     fn of(arm: &str) -> Option<Self> {
         let parts: Vec<&str> = arm.split('-').collect();
         let merger = |part: &&str| match *part {
@@ -72,7 +73,7 @@ pub fn merger_of(arm: &str) -> Option<Merger> {
     Named::of(arm).map(|named| named.merger)
 }
 
-/// Whether an arm of Pagefold is compared with another arm of its study, by their names.
+/// Whether an arm of Pagefold is compared with this other arm, by the table in the module's documentation.
 fn are_compared(study: &Study, ours: &str, theirs: &str) -> bool {
     let (Some(ours), Some(theirs)) = (Named::of(ours), Named::of(theirs)) else { return false };
     if ours.merger != Merger::Fold || theirs.merger == Merger::Fold || ours.load != theirs.load {
@@ -89,7 +90,7 @@ fn are_compared(study: &Study, ours: &str, theirs: &str) -> bool {
     }
 }
 
-/// All losses of a study, the decided ones first. A difference too small to be seen in print is none.
+/// All losses of a study, the decided ones first. Differences that are not visible in the printed digits are left out.
 pub fn of(study: &Study, measured: &[Record]) -> Vec<Loss> {
     let mut losses = Vec::new();
     for ours in measured {
@@ -118,7 +119,7 @@ pub fn of(study: &Study, measured: &[Record]) -> Vec<Loss> {
     losses
 }
 
-/// By how much ours is worse in each repetition that both have.
+/// By how much Pagefold's figure is worse, for each repetition that both arms have.
 fn differences(ours: &Record, theirs: &Record, better: Better) -> Vec<f64> {
     let worse = |(rep, own): (u32, f64)| {
         let (_, other) = theirs.by_rep().find(|(of, _)| *of == rep)?;

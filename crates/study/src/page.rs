@@ -1,5 +1,6 @@
-//! The page of studies: one HTML file that needs nothing else. For each study it shows the paper's numbers redrawn, and
-//! ours beside them in the same form. Where Pagefold does worse than ksmd, or than nobody merging, stands first.
+//! The report of studies: one HTML file without external parts. For each study it shows the paper's numbers redrawn,
+//! and those measured here beside them in the same form. Figures in which Pagefold does worse than ksmd, or than no
+//! merging, come first.
 
 mod chart;
 mod markdown;
@@ -186,7 +187,7 @@ fn verdicts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<
     writeln!(out, "</tbody></table></div>")
 }
 
-/// A prediction with its marks.
+/// A prediction, followed by its marks: see `standing::marks`.
 fn with_marks(verdict: &Verdict) -> String {
     let marks: String = standing::marks(verdict).iter().map(|mark| format!(" [{mark}]")).collect();
     format!("{}{marks}", verdict.prediction)
@@ -202,7 +203,7 @@ fn strip(verdict: &Verdict, check: Option<&Check>) -> String {
     }
 }
 
-/// One picture for each name of a timeline, with a line for each arm.
+/// A picture for each timeline of that name, with a line for each arm.
 fn timelines(out: &mut dyn Write, all: &[ArmTimeline]) -> io::Result<()> {
     for (n, first) in all.iter().enumerate() {
         let name = &first.timeline.name;
@@ -270,7 +271,7 @@ fn facts(out: &mut dyn Write, study: &Study, result: &Outcome) -> io::Result<()>
     )
 }
 
-/// Text for a link that holds its own data.
+/// Text percent-encoded for a `data:` link.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {

@@ -1,4 +1,5 @@
-//! The order of turns: arms take turns forwards, then backwards (ABBA), so that drift of the machine cancels out. Pure.
+//! The order of turns: arms take turns forwards, then backwards (ABBA), so that slow changes of the machine cancel out.
+//! Nothing is read or written here.
 
 use crate::data::{Form, Length};
 

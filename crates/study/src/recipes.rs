@@ -1,4 +1,4 @@
-//! Recipes: how a turn of each study is measured. All else about a study is data.
+//! Recipes: functions that measure a turn of a study. All else about studies is data, see `crate::data`.
 
 mod average;
 mod balloons;
@@ -43,7 +43,7 @@ use crate::rig::{Group, Merger, Rig, SETTLED_FOR, System, Vms, VmsWanted, pause}
 use bench::{SmallHost, Swap};
 use std::time::Instant;
 
-/// Measures one turn.
+/// A function that measures one turn of an arm.
 pub type Recipe = fn(&mut Rig, &Planned) -> anyhow::Result<Measured>;
 
 /// The recipe of a study, if it has one.
@@ -123,12 +123,14 @@ const D256: u64 = 256 << 20;
 /// Memory of the larger guests.
 const D512: u64 = 512 << 20;
 
-/// The number of the first saved guest of a turn that takes `guests` of them: each repetition has boots of its own.
+/// The number of the first saved guest for a turn that takes `guests` of them. Each repetition takes other guests,
+/// which were booted separately.
 fn first_of(planned: &Planned, guests: usize) -> usize {
     planned.rep.unwrap_or(0) as usize * guests
 }
 
-/// The number of the first saved guest of a turn with many of them: each repetition changes one for another boot.
+/// The number of the first saved guest for a turn with many guests. Each repetition takes one other guest in place of
+/// one of the last repetition.
 fn rep_of(planned: &Planned) -> usize {
     planned.rep.unwrap_or(0) as usize
 }
@@ -136,26 +138,26 @@ fn rep_of(planned: &Planned) -> usize {
 /// Ending of the name of an arm with containers.
 const CONTAINER: &str = "container";
 
-/// The merger of an arm that names something behind it, such as `ksm-container`.
+/// The merger in the name of an arm, such as `ksm` in `ksm-container`.
 fn merger_of(planned: &Planned) -> &str {
     planned.arm.split('-').next().unwrap_or_default()
 }
 
-/// Guests of one group.
+/// Restored guests with Debian, all in one group.
 fn alike(guests: usize, first: usize, memory_bytes: u64) -> VmsWanted {
     VmsWanted { guests, first, memory_bytes, groups: vec![GROUP.to_owned()], system: System::DEBIAN }
 }
 
-/// Saved memory over time.
+/// An empty timeline of saved memory.
 fn timeline() -> Timeline {
     Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() }
 }
 
-/// Name of the group where there is one only.
+/// Name of the group in studies that have only one.
 const GROUP: &str = "study";
 
-/// Restores guests in a control group that stands for a small host, with swap of its own, of so many MiB. The group has no limit yet.
-/// They end in this order: guests, merger, swap, host.
+/// Restores guests in a control group that stands for a small host, with `swap` MiB of swap space for it. The control
+/// group has no limit yet. Values are returned in the order in which they must end: guests, merger, swap, host.
 fn on_small_host(
     rig: &mut Rig,
     planned: &Planned,
@@ -173,7 +175,8 @@ fn on_small_host(
     Ok((small, swap, merger, vms))
 }
 
-/// Waits until merging is settled. Where nobody merges, as long as that takes others at least: guests rest meanwhile.
+/// Waits until merging has settled. If nobody merges, waits for `SETTLED_FOR`, the least time that merging takes to
+/// settle.
 fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {
     match merger {
         Merger::Off => pause(SETTLED_FOR),
@@ -181,9 +184,10 @@ fn settle_or_rest(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> a
     }
 }
 
-/// Pages that these guests save. They are counted by page frames, because ksmd's account has those of all guests of the host.
+/// Pages that these guests save, counted from page frames: ksmd's own account also has those of all other guests of the
+/// host.
 struct Saved {
-    /// Places in page tables beyond the first that map the same frame.
+    /// Page-table entries beyond the first for the same frame.
     merged: f64,
     /// Pages of zeros that were given back.
     zeros: f64,
@@ -202,14 +206,14 @@ impl Saved {
         self.merged + self.zeros
     }
 
-    /// The saved share of what the guests would take without merging.
+    /// The saved pages as a share of those that the guests would take without merging.
     fn share(&self) -> f64 {
         self.all() / (self.all() + self.frames)
     }
 }
 
-/// Has the memory of guests merged until that is settled. Returns when that began, the saved memory since then, and the pages that are
-/// merged.
+/// Merges the guests' memory until merging has settled. Returns when merging began, the timeline of saved memory since
+/// then, and a result with the number of merged pages.
 fn merge(merger: &Merger, vms: &Vms) -> anyhow::Result<(Instant, Timeline, Measured)> {
     let begin = Instant::now();
     let mut timeline = timeline();
@@ -220,7 +224,7 @@ fn merge(merger: &Merger, vms: &Vms) -> anyhow::Result<(Instant, Timeline, Measu
     Ok((begin, timeline, measured))
 }
 
-/// The guests of a lab as a census takes them.
+/// The guests of a lab, in the form in which a census takes them.
 fn as_guests(vms: &Vms) -> anyhow::Result<Vec<guest::Guest>> {
     let pids = vms.pids();
     let mut guests = guest::Survey::take()?.guests(&[], &[]);
@@ -229,7 +233,7 @@ fn as_guests(vms: &Vms) -> anyhow::Result<Vec<guest::Guest>> {
     for guest in &mut guests {
         guest.group = GROUP.to_owned();
     }
-    // In the order in which they were started.
+    // Sorts them in the order in which they were started.
     guests.sort_by_key(|guest| pids.iter().position(|pid| guest.pids.contains(pid)));
     Ok(guests)
 }

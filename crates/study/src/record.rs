@@ -1,4 +1,4 @@
-//! Findings of a run: samples, one a repetition; their means with intervals; timelines; ksmd's settings.
+//! What a run has measured: samples, one a repetition; their means with intervals; timelines; and ksmd's knobs.
 
 use crate::data::Study;
 use crate::ksm::KsmSettings;
@@ -6,11 +6,12 @@ use crate::plan::Planned;
 use crate::stats;
 use serde::{Deserialize, Serialize};
 
-/// Metric that every arm which merges has: pages merged, by page frames. It proves that the arm has something to say.
+/// The metric that each arm with merging has: merged pages, by page frames. If it is 0, nothing can be concluded from
+/// the arm.
 pub const MERGED: &str = "merged_pages";
-/// Metric of studies with a load: the operations that it did.
+/// The metric of studies with a load: the operations that the load did.
 pub const OPERATIONS: &str = "operations";
-/// Greatest number of points of a timeline that are kept in a result.
+/// Most points of a timeline that are kept in a result.
 const POINTS: usize = 120;
 
 /// One figure of one turn.
@@ -51,7 +52,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// The same with as few points as a picture needs.
+    /// The timeline with at most `POINTS` points.
     fn thinned(mut self) -> Self {
         let step = self.points.len().div_ceil(POINTS).max(1);
         let last = self.points.last().copied();
@@ -90,12 +91,12 @@ impl Measured {
         self.samples.push(Sample::at(metric, x, value));
     }
 
-    /// Adds something that a reader should know.
+    /// Adds a remark for readers.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// The same without infinite figures and those that are no numbers, for which JSON has no form. A note names each.
+    /// Without figures that are infinite or not a number, which JSON cannot express. A note names each of them.
     fn finite(mut self) -> Self {
         let mut notes: Vec<String> = Vec::new();
         self.samples.retain(|Sample { metric, x, value }| {
@@ -129,7 +130,7 @@ pub struct ArmKsm {
     pub settings: KsmSettings,
 }
 
-/// ksmd's settings in each arm. An arm has as many entries as its turns had different settings.
+/// ksmd's knobs in each arm. If they differed between turns of an arm, it has an entry for each different setting.
 pub fn ksm_settings(turns: &[Turn]) -> Vec<ArmKsm> {
     let mut all: Vec<ArmKsm> = Vec::new();
     for turn in turns {
@@ -139,7 +140,7 @@ pub fn ksm_settings(turns: &[Turn]) -> Vec<ArmKsm> {
     all
 }
 
-/// A turn that is done, as it lies on disk.
+/// A turn that was measured, as it is kept on disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// The arm.
@@ -157,7 +158,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// A turn that is done.
+    /// A turn that was measured.
     pub fn new(planned: &Planned, seconds: f64, ksm: Option<KsmSettings>, measured: Measured) -> Self {
         Self { arm: planned.arm.clone(), rep: planned.rep.unwrap_or(0), seconds, ksm, measured: measured.finite() }
     }
@@ -188,12 +189,12 @@ impl Samples {
         all
     }
 
-    /// Adds the samples of a turn.
+    /// Adds the samples of one repetition of an arm.
     pub fn add(&mut self, arm: &str, rep: u32, samples: &[Sample]) {
         self.0.extend(samples.iter().map(|sample| (arm.to_owned(), rep, sample.clone())));
     }
 
-    /// Adds the mean of each figure over runs, as one repetition.
+    /// Adds the means over several runs of each figure, as one repetition.
     pub fn add_means(&mut self, rep: u32, runs: &[&Self]) {
         let mut figures: Vec<(&str, &Sample, Vec<f64>)> = Vec::new();
         for (arm, _, sample) in runs.iter().flat_map(|run| &run.0) {
@@ -210,13 +211,13 @@ impl Samples {
         }
     }
 
-    /// Whether there is any of an arm.
+    /// Whether there are samples of this arm.
     pub fn has_arm(&self, arm: &str) -> bool {
         self.0.iter().any(|(of, ..)| of == arm)
     }
 
-    /// Repetition and figure of a metric in an arm, in the order of the repetitions. Without `x`, the figures that are
-    /// taken once a turn.
+    /// Repetition and figure of a metric in an arm, in the order of repetitions: at this value of the variable, or
+    /// without `x` the figures that are taken once a turn.
     pub fn of(&self, metric: &str, arm: &str, x: Option<&str>) -> Vec<(u32, f64)> {
         let wanted =
             |(of, _, sample): &&(String, u32, Sample)| of == arm && sample.metric == metric && sample.x.as_deref() == x;
@@ -225,7 +226,7 @@ impl Samples {
         found
     }
 
-    /// A record of each metric, arm and value of the variable.
+    /// A record for each metric, arm and value of the variable.
     pub fn records(&self, study: &Study) -> Vec<Record> {
         let mut records: Vec<Record> = Vec::new();
         for (arm, _, sample) in &self.0 {
@@ -278,7 +279,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Repetition and figure.
+    /// Number of the repetition, and the figure, for each sample.
     pub fn by_rep(&self) -> impl Iterator<Item = (u32, f64)> {
         let rep = |place: usize| self.reps.get(place).copied().unwrap_or(place as u32);
         self.samples.iter().enumerate().map(move |(place, value)| (rep(place), *value))
@@ -295,7 +296,7 @@ pub struct ArmTimeline {
     pub timeline: Timeline,
 }
 
-/// The timelines of the first repetition of each arm, thinned.
+/// The timelines of the first repetition of each arm, with fewer points.
 pub fn timelines(turns: &[Turn]) -> Vec<ArmTimeline> {
     let first = turns.iter().filter(|turn| turn.rep == 0);
     let of_turn = |turn: &Turn| {

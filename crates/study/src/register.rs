@@ -1,5 +1,6 @@
-//! The register of predictions: since when each stands as it is, and a hash of its words, its rule and its arms. `data/register.toml` is only
-//! appended to. A prediction that is not in it is refused by `pagefold study selftest`.
+//! The register of predictions: since when each has its present form, and a hash of its words, its rule and its arms.
+//! Entries of `data/register.toml` are never changed or removed. `pagefold study selftest` refuses a prediction that
+//! has no entry.
 //!
 //! ```text
 //!   a prediction that is as it was before the first result of its study      registered
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 
-/// Bytes of a hash that are kept.
+/// Number of bytes of a hash that are kept.
 const HASH_BYTES: usize = 8;
 
 /// An entry of the register.
@@ -26,13 +27,13 @@ pub struct Entry {
     pub since: String,
     /// Hash of the prediction, see [`hash_of`].
     pub hash: String,
-    /// The prediction.
+    /// The prediction itself.
     pub says: Prediction,
-    /// The text of the prediction that took its place.
+    /// The text of the later prediction that took its place.
     pub became: Option<String>,
 }
 
-/// The first result of a study.
+/// When a study had its first result.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct First {
@@ -64,12 +65,13 @@ pub struct Registration {
 }
 
 impl Register {
-    /// Reads it.
+    /// Reads the register, which is a part of the program.
     pub fn read() -> Self {
         toml::from_str(include_str!("../data/register.toml")).expect("a test reads the register")
     }
 
-    /// The registration of a prediction that a study has. `run` is the date of the run by which it is judged, if that is known.
+    /// The registration of a study's prediction; `None` if it has none. `run` is the date of the run by which it is
+    /// judged, if known.
     pub fn of(&self, study: &Study, says: &Prediction, run: Option<&str>) -> Option<Registration> {
         let hash = hash_of(study, says);
         let entry = self.entry.iter().find(|entry| entry.id == study.id && entry.hash == hash)?;
@@ -83,12 +85,12 @@ impl Register {
         })
     }
 
-    /// Predictions that this one took the place of, after the first result of its study.
+    /// The predictions in whose place this one stands, if they were changed after the study's first result.
     pub fn former(&self, study: &Study, says: &Prediction) -> impl Iterator<Item = &Entry> {
         self.entry.iter().filter(|entry| entry.id == study.id && entry.became.as_ref() == Some(&says.text))
     }
 
-    /// The predictions of a study that the register lacks as they are.
+    /// Texts of the study's predictions that have no entry for their present form.
     #[cfg(test)]
     pub fn lacks(&self, study: &Study) -> Vec<String> {
         let is_unknown = |says: &&Prediction| self.of(study, says, None).is_none();
@@ -98,7 +100,8 @@ impl Register {
     }
 }
 
-/// The hash of a prediction: of the study's name, its words, its rule in words, and its arms with their texts, a line each.
+/// Hash of a prediction: of the study's name, the words, the rule in words, and the arms with their texts, each on a
+/// line.
 pub fn hash_of(study: &Study, says: &Prediction) -> String {
     let mut text = format!("{}\n{}\n", study.id, says.text);
     if let Some(check) = says.check() {
@@ -137,7 +140,7 @@ pub struct Former {
 }
 
 impl Entry {
-    /// Its rule.
+    /// Metric, arms and rule by which the prediction is judged; `None` if it is for readers only.
     pub fn check(&self) -> Option<Check> {
         self.says.check()
     }

@@ -1,4 +1,4 @@
-//! The result of a run, in the shape that `pagefold study --json` prints and that is committed.
+//! The result of a run, in the form that `pagefold study --json` prints and that is kept with the documents.
 
 use crate::check::{self, Run, Verdict};
 use crate::data::{Arm, Length, Study};
@@ -55,8 +55,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The same with the paper's numbers and the predictions as the study has them, and verdicts from the samples. So
-    /// results outlive changes of a study's texts and bounds.
+    /// The result with the paper's numbers and the predictions as the study has them today, and new verdicts from the
+    /// same samples. So a result stays of use when texts or bounds of its study change.
     pub fn judged_anew(self, study: &Study) -> Self {
         let run = |of: &Self| Run { date: of.date.clone(), samples: Samples::of_records(&of.measured) };
         let runs: Vec<Run> = [&self].into_iter().chain(&self.earlier).map(run).collect();
@@ -65,7 +65,7 @@ impl Outcome {
         Self { verdicts, dose, reported: reported(study), ..self }
     }
 
-    /// The command that makes such a result. Of a file that does not tell arms and repetitions, they are those that were measured.
+    /// The command that repeats this run. A file that does not name arms and repetitions gets those that were measured.
     pub fn command(&self, study: &Study) -> String {
         let mut command = format!("pagefold study {} --{}", self.id, self.form.name());
         let measured = self.measured.iter().map(|record| record.n).max();
@@ -128,10 +128,10 @@ pub struct HostFacts {
     pub debug_build: bool,
 }
 
-/// The hash of `pagefold`, which folds, and of this program, which measures.
+/// XXH3-64 of `pagefold`, which folds, and of this program, which measures; `None` if one cannot be read.
 fn build() -> Option<String> {
     let mut hasher = XxHash3_64::new();
-    // This program's file is the one that runs, also if there is another at its path by now.
+    // The running program's own file is read, even if another one lies at its path by now.
     for program in [cli::pagefold(), Path::new(cli::OWN_PROGRAM)] {
         hasher.write(&std::fs::read(program).ok()?);
     }
@@ -139,7 +139,7 @@ fn build() -> Option<String> {
 }
 
 impl HostFacts {
-    /// Reads them.
+    /// Reads the facts of this host.
     pub fn read() -> Self {
         let ksm = host::Ksm::read().unwrap_or_default();
         Self {
@@ -155,13 +155,13 @@ impl HostFacts {
         }
     }
 
-    /// Processors and kernel, in words.
+    /// Processors and kernel, as text.
     pub fn of_host(&self) -> String {
         let model = self.cpu_model.as_deref().unwrap_or("of a model that was not recorded");
         format!("Linux {}, {} processors {model}, {}", self.kernel, self.cpus, cli::bytes(self.ram_bytes))
     }
 
-    /// Version and build of Pagefold, in words.
+    /// Version and build of Pagefold, as text.
     pub fn of_pagefold(&self) -> String {
         let build = self.build.as_ref().map_or(", build not recorded".to_owned(), |build| format!(", build {build}"));
         let debug = if self.debug_build { ", a build for development" } else { "" };
@@ -169,7 +169,7 @@ impl HostFacts {
     }
 }
 
-/// The first processor's model, by the kernel.
+/// Model of the first processor, from `/proc/cpuinfo`; `None` if the kernel names none.
 fn cpu_model() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let (_, model) = text.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
@@ -195,7 +195,7 @@ pub fn reported(study: &Study) -> Vec<Reported> {
 /// Reads results from a file that `--json` wrote.
 ///
 /// # Errors
-/// It cannot be read, or holds something else.
+/// The file cannot be read, or holds something else.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Outcome>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is no result of pagefold study --json", path.display()))

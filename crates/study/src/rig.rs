@@ -1,5 +1,5 @@
-//! The rig of a run: guests of the lab, the mergers, and the measures. Everything that it changes on the host is put back
-//! by the guardian of the benches, however the run ends.
+//! The host on which a study runs: guests of the lab, mergers, and measurements. All changes of the host are undone by
+//! the guardian of `pagefold bench`, however the run ends.
 
 mod containers;
 mod crowd;
@@ -32,10 +32,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Interval between two looks of a wait.
+/// Interval between two checks while something is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Time limit for the guardian of an earlier run to end.
+/// Time limit for the guardian of an earlier run to finish.
 const GUARDIAN: Duration = Duration::from_secs(15);
 
 /// A host on which a study runs.
@@ -45,26 +45,26 @@ pub struct Rig {
     dir: PathBuf,
     cache: Cache,
     labs: u32,
-    /// A template for guests that are started in several ways. One boot serves all turns.
+    /// A template of guests, which is made once for all turns.
     storms: Option<(Image, Storms)>,
 }
 
 impl Rig {
-    /// Takes the host for a run.
+    /// Prepares the host for a run.
     ///
     /// # Errors
-    /// The host lacks something, or somebody else's pages are merged.
+    /// The host lacks something, or pages of other programs are merged.
     pub fn start(whole_host: WholeHost) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             let why = "a study sees page frames and sets ksmd, which takes root: run this with sudo";
             return Err(Stop::HostLacks(why.to_owned()).into());
         }
         let knobs = may_use(whole_host)?;
-        // Guests inherit this: their memory is in small pages, unless huge ones are the variable.
+        // Guests inherit this setting: their memory is in small pages, unless the study is about huge ones.
         rustix::thread::disable_transparent_huge_pages(true).context("cannot disable huge pages for the guests")?;
         let mut guardian = guardian()?;
         let dir = std::env::temp_dir().join(format!("pagefold-study-{}", std::process::id()));
-        // Workers have users of their own, and reach the prover by way of it.
+        // Workers run as users of their own, and must pass through this directory to the prover's socket.
         DirBuilder::new().mode(0o711).create(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         guardian.keep_dir(&dir)?;
         guardian.keep_ksm(&knobs)?;
@@ -74,23 +74,23 @@ impl Rig {
         Ok(rig)
     }
 
-    /// A directory of the run's own.
+    /// The directory of this run.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A file of so many MiB for guests to read, no two pages of which are equal.
+    /// Path of a file of `mib` MiB for guests to read. No two of its pages are equal.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn data(&self, mib: u64) -> anyhow::Result<PathBuf> {
         self.data_of(0, mib)
     }
 
-    /// The same for a guest of its own: no page of it is equal to one of another number's file.
+    /// Path of such a file for one guest: no page of it is equal to a page of a file of another number.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn data_of(&self, number: u64, mib: u64) -> anyhow::Result<PathBuf> {
         let path = self.dir.join(format!("data-{number}-{mib}"));
         if !path.exists() {
@@ -99,13 +99,14 @@ impl Rig {
         Ok(path)
     }
 
-    /// The template of an image, which is made by the first turn that asks for it, with the directory of the run and the guardian.
+    /// The template of an image, with the directory of the run and the guardian. The first turn that asks for a
+    /// template makes it.
     ///
     /// # Errors
     /// The image's guest does not come up.
     pub fn storms(&mut self, image: Image) -> anyhow::Result<(&Storms, &Path, &mut Guardian)> {
         if self.storms.as_ref().is_none_or(|(of, _)| *of != image) {
-            // Another image's template has the same names for its guests' directories.
+            // Templates of two images would use the same names for their guests' directories.
             self.storms = None;
             self.storms = Some((image, Storms::prepare(image, &self.dir, &mut self.guardian)?));
         }
@@ -113,12 +114,12 @@ impl Rig {
         Ok((storms, self.dir.as_path(), &mut self.guardian))
     }
 
-    /// The guardian, for what a bench changes on the host.
+    /// The guardian, which undoes what the run changes on the host.
     pub fn guardian(&mut self) -> &mut Guardian {
         &mut self.guardian
     }
 
-    /// Puts ksmd back between turns. Guests and services end with their values.
+    /// Sets ksmd's knobs back between turns. Guests and services end when their values are dropped.
     ///
     /// # Errors
     /// KSM cannot be set.
@@ -131,19 +132,19 @@ impl Rig {
         act::set_ksm("run", "0").context("cannot stop ksmd")
     }
 
-    /// Has everything put back.
+    /// Has the guardian undo all changes of the host.
     ///
     /// # Errors
-    /// Something could not be put back; the guardian has said what.
+    /// Something could not be undone; the guardian has printed what.
     pub fn finish(self) -> anyhow::Result<()> {
         let Self { guardian, storms, .. } = self;
-        // Its guests end before their directory is removed.
+        // The template's guests end before their directory is removed.
         drop(storms);
         guardian.finish()
     }
 }
 
-/// The guardian. That of a run that was just cut off may still be putting things back.
+/// Starts the guardian. If an earlier run was just cut off, waits until its guardian is done.
 fn guardian() -> anyhow::Result<Guardian> {
     let begin = Instant::now();
     loop {
@@ -154,7 +155,7 @@ fn guardian() -> anyhow::Result<Guardian> {
     }
 }
 
-/// This program, for its own commands.
+/// Path of this program, to run its other commands.
 pub fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find this program to start it again")
 }
@@ -172,10 +173,10 @@ pub fn pause(time: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Repeats a look until it is satisfied. `false` if that takes longer than `patience`.
+/// Calls `look` until it returns `true`. Returns `false` if that takes longer than `patience`.
 ///
 /// # Errors
-/// A look fails, or the run was told to end.
+/// `look` fails, or the run was told to end.
 pub fn wait(patience: Duration, mut look: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
     let begin = Instant::now();
     while !look()? {

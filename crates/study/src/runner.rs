@@ -1,4 +1,4 @@
-//! Runs a study: all turns in their order, each kept on disk when it is done, then the verdicts.
+//! Runs a study: all turns in their order, each kept on disk when it is done. Then predictions are judged.
 
 use crate::check::{self, Run};
 use crate::data::{Arm, Form, Length, Study};
@@ -16,24 +16,24 @@ use cli::exit::{self, Stop};
 use cli::{printable, say};
 use std::time::{Instant, SystemTime};
 
-/// A request for a run.
+/// What a run is asked for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Whether ksmd may merge other programs' memory.
     pub whole_host: bench::WholeHost,
     /// The form.
     pub length: Length,
-    /// The arms; none for all of the form's.
+    /// The arms; empty for all arms of the form.
     pub arms: Vec<String>,
-    /// Repetitions, in place of the form's.
+    /// Repetitions of each arm; `None` for those of the form.
     pub reps: Option<u32>,
 }
 
-/// A study with its recipe and its form.
+/// A study that is to be run, with its recipe and form.
 pub struct Job<'a> {
     /// The study.
     pub study: &'a Study,
-    /// Its recipe.
+    /// Recipe of the study.
     pub recipe: Recipe,
     /// The form.
     pub form: Form,
@@ -42,7 +42,7 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// The arms of this run: those that are asked for, or else those of its form.
+    /// The arms of this run: those that were asked for, or those of the form.
     fn arms(&self) -> Vec<String> {
         let asked = &self.wanted.arms;
         let is_wanted =
@@ -58,22 +58,22 @@ impl Job<'_> {
         plan::turns(&self.arms(), self.reps(), self.form, self.wanted.length)
     }
 
-    /// The run's time as estimated before it.
+    /// Seconds that the run will take, as estimated before it.
     pub fn estimate_s(&self) -> f64 {
         self.turns().iter().map(|turn| self.study.turn_seconds(&turn.arm, self.form)).sum()
     }
 
-    /// The study whose turns it takes.
+    /// Name of the study whose turns are taken: this one, or the one that measures the same turns.
     fn turns_of(&self) -> &str {
         self.study.turns_of.as_ref().unwrap_or(&self.study.id)
     }
 
-    /// The name of its turns on disk.
+    /// Name of the directory with its turns.
     pub fn turns_name(&self) -> String {
         format!("{}-{}", self.turns_of(), self.wanted.length.name())
     }
 
-    /// Runs it. `store` holds the turns that were kept, and those of this run from then on.
+    /// Runs the study. `store` has the turns that an earlier run kept, and gets those of this run.
     ///
     /// # Errors
     /// No study can be run here and now: the run was told to end, or something on the host cannot be set or put back. Turns that were
@@ -90,8 +90,8 @@ impl Job<'_> {
         Ok(self.end(taken, host))
     }
 
-    /// Takes all turns, kept ones and new ones. An arm for which the host lacks something is left out from there on. `measure` is as
-    /// [`Self::measure`].
+    /// Takes all turns, kept ones and new ones. When the host lacks something for an arm, the arm's later turns are
+    /// left out. `measure` is [`Self::measure`], or what a test puts in its place.
     fn take(
         &self,
         store: &Store,
@@ -133,7 +133,7 @@ impl Job<'_> {
         Ok(taken)
     }
 
-    /// Measures a turn. The outer error ends the whole command, the inner one is this turn's.
+    /// Measures a turn. The outer error ends the whole command, the inner one is an error of this turn only.
     fn measure(&self, rig: &mut Rig, planned: &Planned) -> anyhow::Result<anyhow::Result<Turn>> {
         let begin = Instant::now();
         let measured = (self.recipe)(rig, planned);
@@ -187,35 +187,35 @@ impl Job<'_> {
     }
 }
 
-/// Date and time, UTC.
+/// The present date and time, UTC.
 #[expect(clippy::disallowed_methods, reason = "a date for people, and not a time that is measured")]
 fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-/// End of a study's run.
+/// How the run of a study ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// There is a result. It is whole if no arm was left out.
+    /// There is a result. It has all arms if none was left out.
     Measured {
         /// The result.
         outcome: Box<Outcome>,
         /// Whether it has all arms.
         is_whole: bool,
     },
-    /// The host lacks something for every arm.
+    /// The host lacks something for each of the arms.
     Lacks,
-    /// A turn could not be measured. Those before it are kept.
+    /// A turn could not be measured. The turns before it are kept.
     Failed(anyhow::Error),
 }
 
-/// The turns of a run.
+/// The turns that a run has measured or found.
 #[derive(Debug, Default)]
 struct Taken {
     turns: Vec<Turn>,
     /// Arms for which the host lacks something, with the reason.
     left_out: Vec<(String, anyhow::Error)>,
-    /// The reason of a turn that could not be measured.
+    /// Why a turn could not be measured, if one could not.
     failed: Option<anyhow::Error>,
     /// Time of all turns, warm-ups included.
     seconds: f64,
@@ -226,12 +226,12 @@ fn is_lack(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Stop::HostLacks(_))))
 }
 
-/// An error in words that are safe to print.
+/// An error as text that is safe to print on a terminal.
 pub fn in_words_of(error: &anyhow::Error) -> String {
     printable(&exit::in_words(error))
 }
 
-/// Times of the turns that are done, and the estimate of those to come.
+/// Seconds of the turns that are done, for an estimate of those to come.
 struct Progress<'a> {
     study: &'a str,
     /// Time of a turn as planned.
@@ -249,8 +249,8 @@ impl<'a> Progress<'a> {
         self.done.push((arm.to_owned(), seconds));
     }
 
-    /// The time of a turn: the mean of its arm. Of an arm that has none yet, it is the mean of all, and the planned time of the first
-    /// turn.
+    /// Estimated seconds for a turn: the mean of the arm's turns so far. If there are none, it is the mean of all
+    /// turns, and for the first turn the planned time.
     fn of_a_turn(&self, arm: &str) -> f64 {
         let of = |is_meant: &dyn Fn(&str) -> bool| -> Vec<f64> {
             self.done.iter().filter(|(done, _)| is_meant(done)).map(|(_, seconds)| *seconds).collect()
@@ -260,8 +260,8 @@ impl<'a> Progress<'a> {
         if times.is_empty() { self.planned_s } else { stats::mean(&times) }
     }
 
-    /// Says which turn begins, the number of those before it and of all, and the time until the end. `arms` are those of this turn and
-    /// all after it.
+    /// Prints which turn begins, how many turns are done, and how long the rest will take. `arms` has an arm for this
+    /// turn and for each after it.
     fn say<'b>(&self, planned: &Planned, (before, all): (usize, usize), arms: impl Iterator<Item = &'b str>) {
         let rep = planned.rep.map_or_else(|| "warm-up".to_owned(), |rep| format!("repetition {}", rep + 1));
         let left = in_words(arms.map(|arm| self.of_a_turn(arm)).sum());
@@ -269,7 +269,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// A time as people read it.
+/// A duration as people write it.
 pub fn in_words(seconds: f64) -> String {
     if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.1} min", seconds / 60.0) }
 }

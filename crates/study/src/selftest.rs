@@ -1,6 +1,7 @@
-//! `pagefold study selftest`: every prediction is fed with made-up samples that must hold, fail, and be undecided. An arm
-//! that merged nothing, or whose load did not run, must decide nothing. Samples that refute are drawn under the prediction's negation, of the
-//! values that its figure can have. A prediction that no such value refutes cannot fail, and is refused. So is one that is not registered.
+//! `pagefold study selftest`: each prediction is judged by made-up samples, some of which must make it hold, fail, or
+//! stay undecided. An arm in which nothing was merged, or whose load did not run, must decide nothing. Samples that
+//! must refute a prediction are drawn so that it is wrong, from the values that its figure can have. If no such value
+//! refutes it, the prediction cannot fail, and is refused. So is a prediction that is not registered.
 
 use crate::check::{Answer, Check, LEAST_N, Rule, Verdict, judge};
 use crate::data::{Prediction, Study};
@@ -10,12 +11,12 @@ use serde::Serialize;
 
 /// Repetitions of the made-up runs.
 const REPS: u32 = 5;
-/// The fault of a prediction that nothing refutes.
+/// What is wrong with a prediction that no value refutes.
 const CANNOT_FAIL: &str = "it cannot fail: its figure has no value that refutes it";
-/// Made-up figure of an arm that others are compared with.
+/// Made-up figure of arms with which others are compared.
 const BASE: f64 = 1000.0;
 
-/// One prediction with what its made-up samples yielded.
+/// A prediction, and the answers to its made-up samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tried {
     /// The study.
@@ -26,7 +27,7 @@ pub struct Tried {
     pub wrong: Vec<String>,
 }
 
-/// A made-up run and the answer that it must have.
+/// Made-up samples, and the verdict that they must lead to.
 struct Case {
     name: &'static str,
     figures: Vec<f64>,
@@ -35,7 +36,7 @@ struct Case {
     must_be: Answer,
 }
 
-/// Tries all predictions of the studies that can be run.
+/// Tries the predictions of all studies that can be run.
 pub fn all(studies: &[Study]) -> Vec<Tried> {
     let runnable = studies.iter().filter(|study| study.why_not().is_none());
     let register = Register::read();
@@ -106,7 +107,7 @@ fn cases(rule: Rule, merges: bool, has_load: bool) -> Vec<Case> {
     cases
 }
 
-/// Samples drawn under the negation of a prediction, of the values that its figure can have. `None` if no value refutes it.
+/// Samples of values that the figure can have and that refute the prediction. `None` if no value refutes it.
 fn refuted(study: &Study, check: &Check) -> Option<Vec<f64>> {
     let [least, most] = study.range(check);
     let below = |bound: f64| {
@@ -120,7 +121,7 @@ fn refuted(study: &Study, check: &Check) -> Option<Vec<f64>> {
         Rule::Below(bound) => (above(bound)?, bound),
         Rule::Within(low, high) => above(high).map(|at| (at, high)).or_else(|| below(low).map(|at| (at, low)))?,
     };
-    // Five draws lie so near to each other that their interval does not reach the bound.
+    // The five values lie so close together that their interval does not reach the bound.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut draw = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -129,17 +130,17 @@ fn refuted(study: &Study, check: &Check) -> Option<Vec<f64>> {
     Some((0..REPS).map(|_| centre + draw() * (centre - bound).abs() / 4.0).collect())
 }
 
-/// Whether a case asks for an answer that rests on a figure which is only a bound.
+/// Whether this case's verdict would rest on a figure that is only a bound of the truth.
 fn is_of_bound(study: &Study, check: &Check, case: &Case) -> bool {
     study.metric(&check.metric).is_some_and(|metric| metric.bound.is_some()) && case.must_be != Answer::Undecided
 }
 
-/// A distance from a bound that no reader would call close.
+/// A distance from a bound that is certainly large enough to decide.
 fn width(bound: f64) -> f64 {
     if bound == 0.0 { 1.0 } else { bound.abs() / 2.0 }
 }
 
-/// Samples in which the check's figure takes the case's values.
+/// Samples from which the check computes the figures of this case.
 fn made_up(study: &Study, check: &Check, case: &Case) -> Samples {
     let mut samples = Samples::default();
     let figure = |value| Sample { metric: check.metric.clone(), x: check.x.clone(), value };

@@ -1,4 +1,4 @@
-//! The studies that one command runs, one after the other. Their turns stay on disk until all results are written.
+//! Runs the studies of one command, one after the other. Their turns stay on disk until all results are written.
 
 use crate::result::{HostFacts, Outcome};
 use crate::runner::{Ended, Job, in_words_of};
@@ -8,7 +8,7 @@ use cli::exit::Stop;
 use cli::say;
 use std::path::Path;
 
-/// Studies that were run.
+/// The studies that were run so far.
 pub struct Series {
     host: HostFacts,
     stores: Stores,
@@ -20,17 +20,17 @@ pub struct Series {
 }
 
 impl Series {
-    /// None yet. `state` holds the turns.
+    /// No study has been run yet. Turns are kept below `state`.
     ///
     /// # Errors
-    /// This program cannot be read, to tell it from others.
+    /// This program cannot be read, whose hash tells its turns from those of other builds.
     pub fn new(state: &Path) -> anyhow::Result<Self> {
         let host = HostFacts::read();
         let stores = Stores::new(state, identity(&host)?);
         Ok(Self { host, stores, results: Vec::new(), is_whole: true, has_failed: false })
     }
 
-    /// Runs a study, or says why it has no result.
+    /// Runs a study. If it has no result, prints why.
     ///
     /// # Errors
     /// See [`Job::run`].
@@ -58,7 +58,7 @@ impl Series {
         }
     }
 
-    /// The results.
+    /// The results of the studies that have one.
     ///
     /// # Errors
     /// The host lacks something for every study.
@@ -69,8 +69,8 @@ impl Series {
         Ok(&self.results)
     }
 
-    /// Removes the turns after the results were written. If a study failed, they stay: the same command tries it again, and takes the turns
-    /// of all others. Returns whether all was done.
+    /// Removes the turns, after the results were written. If a study failed, the turns stay: the same command then
+    /// tries that study again, and finds the turns of all others. Returns whether all studies have all arms.
     ///
     /// # Errors
     /// Turns cannot be removed.
@@ -84,7 +84,7 @@ impl Series {
     }
 }
 
-/// The program, the kernel and the host: figures of others are others.
+/// Names the program, the kernel and the host: turns of others must not be mixed with these.
 fn identity(host: &HostFacts) -> anyhow::Result<String> {
     let HostFacts { kernel, cpus, ram_bytes, build, .. } = host;
     let name = host::Kernel::this().host_name;
@@ -142,7 +142,7 @@ mod tests {
             assert!(!first.finish().unwrap());
             let mut second = Series::new(state.path()).unwrap();
             assert_eq!(second.run(job).unwrap().map(|again| &again.measured), Some(&whole.measured));
-            // It is interrupted before its results are written.
+            // The command is interrupted before its results are written.
             drop(second);
             let mut third = Series::new(state.path()).unwrap();
             assert_eq!(third.run(job).unwrap().map(|again| &again.measured), Some(&whole.measured));

@@ -1,4 +1,5 @@
-//! The standing of a verdict in words: what it is about, since when its prediction is registered, and the dose of its run.
+//! Describes how far a verdict can be trusted: whether it holds for this host alone, since when its prediction is
+//! registered, and the dose of its run.
 
 use crate::check::{Answer, Verdict};
 use crate::dose::Dose;
@@ -6,10 +7,10 @@ use crate::figure::figure;
 use crate::register::Former;
 use crate::result::Outcome;
 
-/// The reason of a prediction without a verdict, where it tells none.
+/// Why a prediction has no verdict, if the study does not say.
 const NOT_ASKED: &str = "no figure of this study decides it";
 
-/// The verdict's name. At a low dose it is one of this rig alone.
+/// Name of the verdict. If the dose was low, the text says that it holds for this host alone.
 pub fn verdict(result: &Outcome, verdict: &Verdict) -> String {
     let here_alone = if is_low(result, verdict) && verdict.verdict != Answer::Undecided { " here alone" } else { "" };
     format!("{}{here_alone}", verdict.verdict.name())
@@ -21,7 +22,8 @@ pub fn is_low(result: &Outcome, verdict: &Verdict) -> bool {
     verdict.is_low_dose.unwrap_or(of_run)
 }
 
-/// Marks of a prediction that is not what stood before the first result; the run, if it is an earlier one.
+/// Marks of a prediction: that it was changed or added after a first result, and the earlier run by which it is judged,
+/// if it is.
 pub fn marks(verdict: &Verdict) -> Vec<String> {
     let mut marks = Vec::new();
     match &verdict.registered {
@@ -44,12 +46,12 @@ fn former(former: &Former) -> String {
     format!("before, since {}: \"{}\" {answer}{value}{interval}{rule}", day(&former.since), former.prediction)
 }
 
-/// The reason of a prediction without a rule.
+/// Why a prediction has no rule.
 pub fn not_asked(prediction: &crate::data::Prediction) -> &str {
     prediction.not_asked.as_deref().unwrap_or(NOT_ASKED)
 }
 
-/// A dose in words.
+/// A dose as text.
 pub fn dose(dose: &Dose) -> String {
     let part = |(what, paper, here): &(String, Option<f64>, f64)| {
         format!(
@@ -63,7 +65,7 @@ pub fn dose(dose: &Dose) -> String {
     format!("{}{low}", parts.join("; "))
 }
 
-/// Host, date, arms, repetitions and dose of a run, a line each.
+/// Host, date, arms, repetitions and dose of a run, each as a title and a text.
 pub fn facts(result: &Outcome) -> Vec<(&'static str, String)> {
     let date = result.date.as_deref().map_or("not recorded".to_owned(), minute);
     let n = result.measured.iter().map(|record| record.n).max().unwrap_or(0);
@@ -87,12 +89,12 @@ pub fn facts(result: &Outcome) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// The day of a date.
+/// The day in a text of date and time.
 fn day(date: &str) -> &str {
     date.split('T').next().unwrap_or(date)
 }
 
-/// The date without its seconds.
+/// A date and time without seconds.
 fn minute(date: &str) -> String {
     date.get(..16).unwrap_or(date).replace('T', " ")
 }

@@ -1,4 +1,5 @@
-//! The state of the results among the documents, for `pagefold study --list`: `data/state.json`, which `./x studies` writes from them.
+//! State of the results that are kept with the documents, for `pagefold study --list`. `./x studies` writes it to
+//! `data/state.json`.
 
 use crate::check::Answer;
 use crate::result::Outcome;
@@ -21,7 +22,7 @@ pub struct State {
 }
 
 impl State {
-    /// That of a result.
+    /// The state of a result.
     pub fn new(result: &Outcome) -> Self {
         let is_open = |answer: Answer| answer == Answer::Undecided;
         let undecided = result.verdicts.iter().filter(|verdict| is_open(verdict.verdict)).count();

@@ -1,15 +1,16 @@
-//! Statistics of small samples: Student's intervals, the size of a sample that would decide, the area under a curve of
-//! true against false positives. Pure.
+//! Statistics of small samples: Student's intervals, the size of a sample that would decide, and the area under a ROC
+//! curve. Nothing is read or written here.
 
 /// Quantiles of Student's distribution for two-sided 95%, by degrees of freedom from 1 to 30.
 const T95: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// Further quantiles: degrees of freedom, and the quantile from there on. Rounded up, so that no interval is too narrow.
+/// Quantiles for more degrees of freedom: from which number on, and the quantile. They are rounded up, so that no
+/// interval is too narrow.
 const T95_BEYOND: [(usize, f64); 3] = [(31, 2.042), (41, 2.021), (121, 1.980)];
 
-/// The quantile of Student's distribution for a two-sided interval of 95%.
+/// Quantile of Student's distribution for a two-sided interval of 95%, with this many degrees of freedom.
 pub fn t95(degrees: usize) -> f64 {
     match degrees {
         0 => f64::INFINITY,
@@ -18,12 +19,12 @@ pub fn t95(degrees: usize) -> f64 {
     }
 }
 
-/// The mean of a sample; NaN of none.
+/// The mean of a sample; NaN if it is empty.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The standard deviation of a sample; 0 of fewer than two values.
+/// The standard deviation of a sample; 0 for fewer than two values.
 pub fn deviation(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -32,7 +33,7 @@ pub fn deviation(values: &[f64]) -> f64 {
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (values.len() - 1) as f64).sqrt()
 }
 
-/// Half the width of the 95% interval of the mean: `None` of fewer than two values, of which nothing is known.
+/// Half the width of the 95% interval of the mean; `None` for fewer than two values.
 pub fn half_width(values: &[f64]) -> Option<f64> {
     (values.len() > 1).then(|| half_width_of(deviation(values), values.len()))
 }
@@ -41,7 +42,8 @@ fn half_width_of(deviation: f64, n: usize) -> f64 {
     if deviation == 0.0 { 0.0 } else { t95(n.saturating_sub(1)) * deviation / (n as f64).sqrt() }
 }
 
-/// The number of values of this deviation whose interval would be narrower than `gap` on each side, from 2 to `most`.
+/// The least size, from 2 to `most`, of a sample with this deviation whose interval is narrower than `gap` on each side
+/// of the mean. `None` if even `most` values are too few.
 pub fn n_that_decides(deviation: f64, gap: f64, most: usize) -> Option<usize> {
     (2..=most).find(|n| half_width_of(deviation, *n) < gap)
 }
@@ -63,7 +65,7 @@ pub fn area_under_curve(positives: &[f64], negatives: &[f64]) -> Option<f64> {
     (p * n > 0.0).then(|| (rank_sum - p * (p + 1.0) / 2.0) / (p * n))
 }
 
-/// Intercept and slope of the straight line with the least squares. `None` where all points have one abscissa.
+/// Intercept and slope of the line with the least sum of squares. `None` if all points have the same x.
 pub fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let n = points.len() as f64;
     let (mean_x, mean_y) = (points.iter().map(|p| p.0).sum::<f64>() / n, points.iter().map(|p| p.1).sum::<f64>() / n);
@@ -82,7 +84,7 @@ pub fn r_squared(points: &[(f64, f64)]) -> Option<f64> {
     (xx > 0.0 && yy > 0.0).then(|| xy * xy / (xx * yy))
 }
 
-/// The value below which this share of the values lies; `None` of no values.
+/// The value below which this share of the values lies; `None` if there are no values.
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

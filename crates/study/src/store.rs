@@ -1,11 +1,11 @@
-//! Turns on disk: a command that was cut off goes on after the last turn that it finished.
+//! Turns on disk: if a command is cut off, the same command goes on after the last turn that was finished.
 //!
 //! ```text
 //!   STATE/ID-FORM/identity         program, kernel and host that the turns belong to
 //!                /REP-ARM.json     a finished turn, moved into place when it is complete
 //! ```
-//! Turns of another program, kernel or host are dropped, because their figures are others. The directories go when the command has
-//! written all results.
+//! Turns of another program, kernel or host are removed, because their figures cannot be compared. The directories are
+//! removed when the command has written all results.
 
 use crate::plan::Planned;
 use crate::record::Turn;
@@ -16,7 +16,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The turns of all studies of a command.
+/// The stores of all studies that a command runs.
 pub struct Stores {
     state: PathBuf,
     identity: String,
@@ -24,12 +24,12 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Those below `state`. `identity` names the program and the host.
+    /// Stores in directories below `state`. `identity` names the program, the kernel and the host.
     pub fn new(state: &Path, identity: String) -> Self {
         Self { state: state.to_owned(), identity, open: BTreeMap::new() }
     }
 
-    /// The turns of this name. They stay open: studies that take the same turns find them again.
+    /// The store of this name, which is opened the first time. It stays open: studies with the same turns use it, too.
     ///
     /// # Errors
     /// See [`Store::open`].
@@ -40,27 +40,27 @@ impl Stores {
         Ok(&self.open[name])
     }
 
-    /// Removes all turns: the results are written.
+    /// Removes all turns, after the results were written.
     ///
     /// # Errors
-    /// They cannot be removed.
+    /// A turn cannot be removed.
     pub fn clear(self) -> anyhow::Result<()> {
         self.open.into_values().try_for_each(Store::clear)
     }
 }
 
-/// The turns of one run.
+/// The directory with the turns of one study in one form.
 pub struct Store {
     dir: PathBuf,
-    /// Held while the run lasts: two runs of the same study would mix their turns.
+    /// Lock of the directory: two runs of the same study at once would mix their turns.
     _lock: File,
 }
 
 impl Store {
-    /// Opens the turns of a study in a form, below `state`.
+    /// Opens the directory of this name below `state`. Turns in it of another `identity` are removed.
     ///
     /// # Errors
-    /// Another run of it goes on, or the directory cannot be used.
+    /// Another run of the study holds the directory, or it cannot be used.
     pub fn open(state: &Path, name: &str, identity: &str) -> anyhow::Result<Self> {
         fs::create_dir_all(state).with_context(|| format!("cannot create {}", state.display()))?;
         let (dir, path) = (state.join(name), state.join(format!("{name}.lock")));
@@ -87,7 +87,7 @@ impl Store {
         self.dir.join(format!("{rep}-{}.json", planned.arm))
     }
 
-    /// The turn, if it was finished and kept. A file that cannot be understood is as good as none.
+    /// The planned turn, if it was finished and kept. A file that cannot be parsed counts as missing.
     ///
     /// # Errors
     /// A file is there and cannot be read.
@@ -106,17 +106,17 @@ impl Store {
         }
     }
 
-    /// Keeps a finished turn.
+    /// Writes a finished turn to the directory.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The turn cannot be written.
     pub fn keep(&self, planned: &Planned, turn: &Turn) -> anyhow::Result<()> {
         let path = self.file(planned);
         let new = path.with_extension("new");
         let text = serde_json::to_string(turn)?;
         let written = File::create(&new).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
-            // Otherwise the name could reach the disk before the content.
+            // Otherwise the file's new name could reach the disk before its content.
             file.sync_all()?;
             fs::rename(&new, &path)
         });

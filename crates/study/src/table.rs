@@ -1,4 +1,4 @@
-//! Results for the terminal.
+//! Results of studies as text for a terminal.
 
 use crate::data::{Panel, Series, Study};
 use crate::figure::figure;
@@ -12,7 +12,7 @@ use crate::words;
 use report::{Align, Table};
 use std::fmt::Write as _;
 
-/// The result of a study: where Pagefold does worse, verdicts, the paper's numbers beside ours, differences of the rig.
+/// A result as text: losses, verdicts, the paper's numbers beside those measured here, and differences of the rig.
 pub fn result(study: &Study, result: &Outcome) -> String {
     let mut text = format!("{} ({}, {}): {}\n", study.id, study.title, study.place, study.what);
     // Writing to a string cannot fail.
@@ -56,12 +56,12 @@ pub fn result(study: &Study, result: &Outcome) -> String {
     text
 }
 
-/// `, MB`, or nothing.
+/// `, UNIT` behind a title, or nothing if there is no unit.
 fn unit(unit: &str) -> String {
     if unit.is_empty() { String::new() } else { format!(", {unit}") }
 }
 
-/// The records that belong to a row of a panel, one for each `x`.
+/// The measured figures for a row of a panel, one for each `x`; `None` where there is none.
 pub fn ours<'a>(panel: &Panel, series: &Series, result: &'a Outcome) -> Vec<Option<&'a Record>> {
     let Some(metric) = &series.metric else { return vec![None; panel.x.len()] };
     let of = |x: &String| {
@@ -88,14 +88,14 @@ fn of_panel(panel: &Panel, result: &Outcome) -> String {
     table.to_string()
 }
 
-/// A mean with half the width of its interval.
+/// A mean with half the width of its interval, as text.
 pub fn cell(record: Option<&Record>) -> String {
     let Some(record) = record else { return "-".to_owned() };
     let half = record.half_width.map_or(String::new(), |half| format!(" ±{}", figure(half)));
     format!("{}{half}", figure(record.mean))
 }
 
-/// The selftest's result.
+/// The result of the selftest as text.
 pub fn selftest(tried: &[Tried]) -> String {
     let mut table = Table::new(&[("STUDY", Align::Left), ("", Align::Left), ("PREDICTION", Align::Left)]);
     for one in tried {

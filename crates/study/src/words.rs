@@ -1,4 +1,4 @@
-//! Figures of studies as sentences: rules, verdicts and losses, with arms by their titles.
+//! Rules, verdicts and losses as sentences, in which arms are called by their titles.
 
 use crate::check::{Check, Rule, Verdict};
 use crate::data::Study;
@@ -6,14 +6,14 @@ use crate::figure::figure;
 use crate::losses::Loss;
 use std::fmt::Write as _;
 
-/// A verdict's rule as a sentence, and what was found.
+/// The rule of a verdict and what was found, as a sentence.
 pub fn of_verdict(study: &Study, verdict: &Verdict) -> String {
     let check = study.predict.iter().filter(|says| says.text == verdict.prediction).find_map(|says| says.check());
     let Some(check) = check else { return format!("{}; found {}", verdict.rule, found(verdict)) };
     format!("{}; found {}", of_rule(study, &check), found(&within(study, &check, verdict)))
 }
 
-/// A verdict whose interval has no values that its figure cannot have, as an area under a curve above 1.
+/// The verdict with its interval cut to the values that the figure can have: an area under a curve is at most 1.
 fn within(study: &Study, check: &Check, verdict: &Verdict) -> Verdict {
     let range = study.metric(&check.metric).and_then(|metric| metric.range);
     let range = range.filter(|_| check.over.is_none() && check.minus.is_none());
@@ -24,7 +24,7 @@ fn within(study: &Study, check: &Check, verdict: &Verdict) -> Verdict {
     Verdict { interval, ..verdict.clone() }
 }
 
-/// A verdict's figure with its interval and the number of samples.
+/// The figure of a verdict with its interval and the number of samples, as text.
 pub fn found(verdict: &Verdict) -> String {
     let value = verdict.value.map_or("no samples".to_owned(), figure);
     let interval =
@@ -33,7 +33,7 @@ pub fn found(verdict: &Verdict) -> String {
     if let Some(why) = &verdict.why {
         let _ = write!(text, "; {why}");
     }
-    // Fewer samples have no variance to reckon with.
+    // Fewer than two samples have no variance from which a number could be computed.
     if let Some(needs) = verdict.needs_n.filter(|_| verdict.n >= 2) {
         let _ = write!(text, "; n = {needs} would decide");
     }
@@ -61,7 +61,7 @@ fn title<'a>(study: &'a Study, arm: &'a str) -> &'a str {
     study.arm(arm).map_or(arm, |arm| arm.text.as_str())
 }
 
-/// A loss in words.
+/// A loss as a sentence.
 pub fn of_loss(study: &Study, loss: &Loss) -> String {
     let at = loss.x.as_ref().map_or(String::new(), |x| format!(" ({x})"));
     let side = |(arm, mean): &(String, f64)| {

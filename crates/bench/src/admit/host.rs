@@ -1,4 +1,5 @@
-//! A simulated host: guests with balloons, folded memory, and storms, in steps of a quarter of a second.
+//! A simulated host, in steps of a quarter of a second. Its guests have balloons, memory that is folded, and break
+//! storms: times at which a guest writes all its folded pages.
 
 use balance::{Claims, DriverState, Facts, GuestFacts, HostFacts};
 use std::collections::BTreeMap;
@@ -8,35 +9,36 @@ pub const M: u64 = 1 << 20;
 pub const TOTAL: u64 = 16 << 30;
 /// RAM of each guest: 512 MiB.
 pub const RAM: u64 = 512 * M;
-/// Size that each guest keeps: 256 MiB.
+/// Guaranteed size of each guest: 256 MiB.
 pub const KEPT: u64 = 256 * M;
-/// Memory that one guest writes in a step, in bytes: 184 MiB a second, four times what was measured in storms of the lab.
+/// Memory that one guest writes in a step at most, in bytes: 184 MiB a second, four times what was measured in storms
+/// of the lab.
 const WRITTEN: u64 = 46 * M;
-/// Memory that a balloon takes in a step, in bytes: 64 MiB a second.
+/// Memory by which a balloon shrinks a guest in a step, in bytes: 64 MiB a second.
 const WITHDRAWN: u64 = 16 * M;
-/// Memory that is folded of one guest in a step.
+/// Memory of one guest that is folded in a step at most, in bytes: 8 MiB a second.
 const FOLDED: u64 = 2 * M;
 /// Most memory that a guest has in common with others of its group.
 const ALIKE: u64 = 120 * M;
-/// Part of the memory that a guest uses which its kernel can free: 1/4.
+/// One part in so many of the memory that a guest uses is page cache, which its kernel can free: 1/4.
 const CACHE: u64 = 4;
-/// Steps of a second.
+/// Number of simulated steps in a second.
 pub const STEPS: u64 = 4;
 
-/// A guest.
+/// A simulated guest.
 #[derive(Clone, Debug)]
 pub struct Vm {
     pub name: String,
     pub group: usize,
     pub born: u64,
-    /// Its size, by its balloon, and the size that it was told.
+    /// Its present size by its balloon; in `target`, the size that the balancer last told it.
     pub size: u64,
     pub target: u64,
-    /// Memory that it holds alone, and folded memory.
+    /// Memory in page frames that only this guest maps; in `folded`, memory in frames that its group shares.
     pub private: u64,
     pub folded: u64,
     pub peak: u64,
-    /// Memory that it uses, with its page cache.
+    /// Memory that the guest's programs use if they get it, with their page cache.
     pub wants: u64,
     pub in_storm: bool,
     pub paused: Option<u64>,
@@ -71,12 +73,13 @@ impl Vm {
         self.private + self.folded
     }
 
-    /// Memory that it cannot do without.
+    /// The part of `wants` that is no page cache: the guest's balloon cannot take it.
     const fn needs(&self) -> u64 {
         self.wants - self.wants / CACHE
     }
 
-    /// A quarter of a second.
+    /// Simulates a quarter of a second of this guest: folding or a storm, its balloon, and its writes. Nothing happens
+    /// to a paused guest.
     pub fn step(&mut self, now: u64) {
         if self.paused.is_some() {
             return;
@@ -89,7 +92,8 @@ impl Vm {
             let alike = ALIKE.min(self.wants / 2).saturating_sub(self.folded).min(FOLDED).min(self.private);
             (self.folded, self.private) = (self.folded + alike, self.private - alike);
         }
-        // The balloon takes free memory first, and page cache down to what is needed.
+        // The balloon takes free memory first, and then page cache. It stops where only memory is left that programs
+        // need.
         if self.size > self.target {
             let least = self.target.max(self.needs());
             self.size = self.size.saturating_sub(WITHDRAWN).max(least).min(self.size);
@@ -133,7 +137,7 @@ impl Vm {
     }
 }
 
-/// Memory in frames: what guests hold alone, and what each group has folded, once.
+/// Memory of the host in use: what each guest has for itself, and one copy of what each group has folded.
 pub fn frames(vms: &[Vm]) -> u64 {
     let mut pools: BTreeMap<usize, u64> = BTreeMap::new();
     for vm in vms {
@@ -143,7 +147,7 @@ pub fn frames(vms: &[Vm]) -> u64 {
     vms.iter().map(|vm| vm.private).sum::<u64>() + pools.values().sum::<u64>()
 }
 
-/// The facts of this moment.
+/// Facts of the simulated host and guests at this moment, as the balancer gathers them on a real host.
 pub fn facts(vms: &[Vm], now: u64, fell_per_s: u64) -> Facts {
     let guests: Vec<GuestFacts> = vms.iter().map(|vm| vm.facts(now)).collect();
     let host = HostFacts {

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 /// Steps between two rounds of the balancer: 5 s.
 const ROUND: u64 = 5 * STEPS;
-/// Steps for which memory is promised: 60 s.
+/// Steps after which a promise of memory lapses if its guests have not started: 60 s.
 const HOLD: u64 = 60 * STEPS;
-/// Steps for which a guest stands still at most: 10 s; and between two pauses of one: 60 s.
+/// Most steps for which a guest is paused (10 s), and least steps from one pause of a guest to its next (60 s).
 const PAUSED: (u64, u64) = (10 * STEPS, 60 * STEPS);
-/// Groups of guests.
+/// Number of groups, to which new guests are dealt at random.
 const GROUPS: u64 = 4;
 /// Mean time between two requests, in steps: 4 s; between two ends of guests: 20 s; between two storms of a group: 120 s.
 const MEANS: [u64; 3] = [4 * STEPS, 20 * STEPS, 120 * STEPS];
@@ -53,13 +53,13 @@ pub struct Seen {
 struct Promise {
     bytes: u64,
     guests: u64,
-    /// When its guests start; `None`: never, or they have.
+    /// The step at which the promised guests start; `None` if they never start, or have started.
     starts: Option<u64>,
     until: u64,
     group: usize,
 }
 
-/// The host, and all that was promised.
+/// The simulated host with its guests, and the promises of memory that were made.
 pub struct World {
     policy: Assurance,
     random: u64,
@@ -98,7 +98,8 @@ impl World {
         world
     }
 
-    /// Runs until so many requests were decided, and a minute longer.
+    /// Simulates until this many requests were decided, then has every group storm at once, and simulates a minute
+    /// more.
     pub fn run(mut self, asked: u32) -> Seen {
         while self.seen.asked < asked {
             self.step();
@@ -120,7 +121,7 @@ impl World {
         self.seen
     }
 
-    /// A random number below this one (xorshift).
+    /// A random number from 0 to `most - 1` (xorshift).
     fn below(&mut self, most: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -160,7 +161,8 @@ impl World {
         self.watch();
     }
 
-    /// A glance at the host's memory, and a round where it is time for one.
+    /// After each step, looks at the available memory, and pauses guests and has them go on. A round of the balancer
+    /// follows every 5 s, and when the host is short of memory and less is available than at the last round.
     fn watch(&mut self) {
         let available = TOTAL.saturating_sub(frames(&self.vms));
         self.seen.least_available_bytes = self.seen.least_available_bytes.min(available);
@@ -179,7 +181,7 @@ impl World {
                 (vm.paused, vm.last_pause) = (Some(now), Some(now));
                 self.seen.pauses += 1;
             }
-            // One that has to shrink is resumed as soon as the plan is made.
+            // A guest that was told to shrink goes on at once: paused, it could not shrink.
             let is_over = vm.paused.is_some_and(|since| since + PAUSED.0 < now || !is_short || vm.size > vm.target);
             if is_over && vm.last_pause != Some(now) {
                 vm.paused = None;
@@ -190,7 +192,7 @@ impl World {
         }
     }
 
-    /// A look, and its plan.
+    /// A round of the balancer: the host and guests are looked at, and guests are told the sizes of the plan.
     fn round(&mut self) {
         let mut facts = facts(&self.vms, self.now, 0);
         let at = Duration::from_millis(self.now * 1000 / STEPS);
@@ -221,7 +223,8 @@ impl World {
         self.promises.iter().map(of).collect()
     }
 
-    /// Guests that are promised memory start, and their promises count until the next look.
+    /// Starts the guests of promises whose time has come. Their promise still counts until the next round, which sees
+    /// the guests.
     fn start_promised(&mut self) {
         for n in 0..self.promises.len() {
             if self.promises[n].starts != Some(self.now) {
@@ -255,13 +258,15 @@ impl World {
             self.seen.refused += 1;
             return;
         }
-        // One of ten never starts. Others wait for loans that are withdrawn.
+        // One request of ten never starts its guests. Where loans have to be withdrawn first, guests start 10 s later.
         let wait = if answer.admitted { 0 } else { 10 * STEPS };
         let starts = (self.below(10) > 0).then(|| now + 1 + wait + self.below(HOLD / 2));
         self.promises.push(Promise { bytes: answer.bytes, guests, starts, until: now + HOLD, group });
     }
 
-    /// Withdraws loans for a promise, as `pagefold balance reserve` does.
+    /// Has guests told to give up what they were lent beyond their guarantee, until a promise of `bytes` can be kept,
+    /// as `pagefold balance reserve` does. `false` if that cannot be done, or the balancer withdraws memory already
+    /// because the host is short.
     fn withdraw(&mut self, bytes: u64) -> bool {
         let mut facts: Facts = facts(&self.vms, self.now, 0);
         facts.host.rung = self.ladder.rung();

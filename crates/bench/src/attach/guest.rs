@@ -1,4 +1,4 @@
-//! A VM whose guest computes and writes all the time.
+//! A VM that `pagefold bench attach` attaches to. Its guest computes and writes all the time.
 
 use super::subject::{Subject, traces};
 use crate::guardian::Guardian;
@@ -13,33 +13,34 @@ use std::time::Duration;
 
 /// RAM of the guest: 128 MiB.
 const RAM_BYTES: u64 = 128 << 20;
-/// Time for a command in the guest.
+/// Time limit for a command in the guest.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Makes a file of 2,000 pages, in which each of 200 contents is there ten times, and puts the guest under load.
+/// Script for the guest. It makes a file of 2,000 pages in memory, in which each of 200 page contents is there ten
+/// times, and begins to read the file and write another one without end.
 const BEGIN: &str =
     "mkdir -p /d && mount -t tmpfs none /d && dd if=/dev/urandom of=/d/part bs=4096 count=200 2>/dev/null &&
 for n in 1 2 3 4 5 6 7 8 9 10; do cat /d/part; done > /d/file && sync
 (while :; do md5sum /d/file; dd if=/dev/urandom of=/d/noise bs=65536 count=32; done) > /dev/null 2>&1 &";
-/// Number of parts of that file.
+/// Number of parts of 200 pages that the file consists of, all with the same contents.
 const PARTS: usize = 10;
 
-/// The VM.
+/// The VM, in a lab of its own.
 pub struct Vm {
     guest: lab::Guest,
     pid: u32,
     ram: Range<HostVirt>,
     sum: String,
-    /// Number of parts that were written so far.
+    /// Number of times that a part of the file was written again so far.
     written: usize,
-    // Its guests end with it.
+    // Ends its guest when it is dropped.
     _lab: Lab,
 }
 
 impl Vm {
-    /// Boots it.
+    /// Boots the VM and puts its guest under load.
     ///
     /// # Errors
-    /// This host lacks what that takes.
+    /// QEMU or a right is missing on this host.
     pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let dir = dir.join("lab");
         guardian.keep_lab(&dir)?;
@@ -79,7 +80,8 @@ impl Subject for Vm {
 
     fn look(&mut self) -> anyhow::Result<Vec<String>> {
         let mut all = traces(self.pid)?;
-        // The parts of the RAM. Neighbours of a kind count as one: what became a huge page again stays a mapping by itself.
+        // The mappings of the guest's RAM. Neighbours of the same kind count as one: memory that was folded and became
+        // a huge page again stays a separate mapping.
         let within = |mapping: &host::Mapping| self.ram.start <= mapping.start && mapping.end <= self.ram.end;
         let mut parts = host::Mapping::list(self.pid)?;
         parts.retain(within);
@@ -96,7 +98,8 @@ impl Subject for Vm {
     }
 
     fn break_folds(&mut self) -> anyhow::Result<()> {
-        // Each time the next part, with the bytes that it has: the others rest meanwhile, and are folded.
+        // Each call writes the next part of the file, with the bytes that it has already. The other parts are not
+        // written meanwhile, and can be folded.
         let first = self.written % PARTS * 200;
         self.written += 1;
         self.tell(&format!("dd if=/d/part of=/d/file seek={first} conv=notrunc bs=4096 2>/dev/null")).map(drop)

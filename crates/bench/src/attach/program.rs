@@ -1,4 +1,4 @@
-//! The program that checks itself.
+//! A program in C that `pagefold bench attach` attaches to, and that checks its own memory and system calls.
 
 use super::subject::Subject;
 use crate::compiled::compiled;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Its source.
+/// Source of the program.
 const SOURCE: &str = include_str!("waits.c");
 
 /// The running program.
@@ -20,10 +20,10 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles and starts it.
+    /// Compiles and starts the program.
     ///
     /// # Errors
-    /// There is no compiler, or it does not start.
+    /// There is no C compiler, or the program does not start.
     pub fn start(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let program = compiled(dir, "waits", SOURCE, &["-pthread"])?;
         let mut child = Command::new(&program)
@@ -47,19 +47,20 @@ impl Program {
         Ok(line)
     }
 
-    /// Has all of its threads stand still. Returns how many of its system calls were interrupted that must not be.
+    /// Has all threads of the program stand still. Returns how many of its system calls were interrupted that must not
+    /// be.
     ///
     /// # Errors
-    /// It has ended.
+    /// The program has ended.
     fn stop(&mut self) -> anyhow::Result<u64> {
         let line = self.tell("stop")?;
         line.split_whitespace().last().and_then(|word| word.parse().ok()).context("it says something else")
     }
 
-    /// Has its threads go on.
+    /// Has the threads go on after `Self::stop`.
     ///
     /// # Errors
-    /// It has ended.
+    /// The program has ended.
     fn go(&mut self) -> anyhow::Result<()> {
         self.tell("go").map(drop)
     }
@@ -70,7 +71,7 @@ impl Subject for Program {
         self.child.id()
     }
 
-    /// All of its mappings, threads and files, while its threads stand still.
+    /// All mappings, threads and files of the program, listed while its threads stand still.
     fn look(&mut self) -> anyhow::Result<Vec<String>> {
         self.stop()?;
         let dir = format!("/proc/{}", self.pid());
@@ -84,12 +85,12 @@ impl Subject for Program {
         Ok(all)
     }
 
-    /// It also forks.
+    /// Has the program write its folded pages, and fork.
     fn break_folds(&mut self) -> anyhow::Result<()> {
         self.tell("break").map(drop)
     }
 
-    /// It ends as soon as anything is wrong.
+    /// Nothing is left to check here: the program ends as soon as it finds anything wrong, and later calls fail.
     fn check(&mut self) -> anyhow::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A running `pagefold balance apply --every`, and the states of drivers that it tells.
+//! A running `pagefold balance apply --every`, and the states of balloon drivers that it reports after each round.
 
 use crate::guardian::Guardian;
 use anyhow::{Context, bail};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// States of drivers by guest, and the moment at which each was first told.
+/// Last reported state of each guest's balloon driver, and the moment at which that state was first reported.
 type States = BTreeMap<String, (String, Instant)>;
 
-/// The process. Dropping it kills it, as a crash would.
+/// The process of `pagefold balance apply`. Dropping it kills it, as a crash would.
 pub struct Applying {
     child: Child,
     states: Arc<Mutex<States>>,
@@ -22,10 +22,10 @@ pub struct Applying {
 }
 
 impl Applying {
-    /// Starts a command that writes an object for each round.
+    /// Starts a command that writes a JSON object to standard output for each round.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The command cannot be started.
     pub fn start(mut command: Command, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run pagefold balance apply")?;
         guardian.keep_process(ProcessId::of(child.id())?)?;
@@ -44,15 +44,16 @@ impl Applying {
         Ok(Self { child, states, rounds })
     }
 
-    /// Rounds that it has told.
+    /// Number of rounds that the process has reported.
     pub fn rounds(&self) -> usize {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Waits until a guest's driver is in this state, or `gone`. Returns the moment when that was told.
+    /// Waits until the last reported state of a guest's balloon driver is this one. `gone` stands for a guest that is
+    /// reported no more. Returns the moment when the state was first reported.
     ///
     /// # Errors
-    /// It is not within the time, or the process has ended.
+    /// The state is another one when the time is over, or the process has ended.
     pub fn wait_for(&mut self, guest: &str, state: &str, within: Duration) -> anyhow::Result<Instant> {
         let end = Instant::now() + within;
         loop {
@@ -69,10 +70,10 @@ impl Applying {
         }
     }
 
-    /// Checks that it still runs.
+    /// Checks that the process still runs.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("pagefold balance apply has ended: {status}"),
@@ -80,10 +81,10 @@ impl Applying {
         }
     }
 
-    /// Number of its open files and threads.
+    /// Numbers of open files and of threads of the process.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn held(&self) -> anyhow::Result<(usize, usize)> {
         let count =
             |what| Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{}/{what}", self.child.id()))?.count());
@@ -91,7 +92,7 @@ impl Applying {
     }
 }
 
-/// Notes the states of a round. A guest that is told no more is `gone`.
+/// Notes the driver states in the report of a round. A guest that the report leaves out becomes `gone`.
 fn take(states: &mut States, round: &Value) {
     let Some(drivers) = round["drivers"].as_object() else { return };
     let gone: Vec<String> = states.keys().filter(|guest| !drivers.contains_key(*guest)).cloned().collect();

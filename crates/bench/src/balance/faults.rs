@@ -25,12 +25,12 @@ use std::time::{Duration, Instant};
 const FLAGGED_WITHIN_S: f64 = 20.0;
 /// Memory that each guest uses and frees before anything is asked of it, in MiB. It lies in frames of the host.
 const USED_MIB: u64 = 60;
-/// Time between two looks at the sizes of guests: 1 s. QEMU serves one client at a time, and the balancer asks, too.
+/// Time between two queries of guests' sizes: 1 s. QEMU serves one client at a time, and the balancer queries it, too.
 const LOOK: Duration = Duration::from_secs(1);
 /// Tolerated distance of a size from the one that was asked for: 4 MiB.
 const NEAR: u64 = 4 << 20;
 
-/// One fault.
+/// A fault that was made, and how the balancer dealt with it.
 #[derive(Debug, Serialize)]
 pub struct Figures {
     /// The fault: `no_driver`, `stopped`, `monitor_taken`, `keeps_frames`, `dies` or `takes_back`.
@@ -60,7 +60,7 @@ pub fn text(faults: &[Figures]) -> String {
     text
 }
 
-/// Makes all faults. For the balancer, `hurry` seconds pass in one.
+/// Makes all faults. The balancer's rules take one second for `hurry` seconds, so that its time limits pass sooner.
 ///
 /// # Errors
 /// Guests do not start, or a fault is not flagged at all.
@@ -95,7 +95,8 @@ pub fn run(dir: &std::path::Path, hurry: u32, guardian: &mut Guardian) -> anyhow
     flags.push(("takes_back", "deflated", applying.wait_for(&id(takes_back), "deflated", PATIENCE)? - since));
     let held = guarantees_hold(&rig)?;
 
-    // All that can be healed is, and nothing was kept for it.
+    // Undoes the faults that can be undone. Their guests must work again, and no file or thread of the balancer be
+    // left.
     kill_process(pid(stopped)?, Signal::CONT)?;
     drop(monitor);
     for guest in [stopped, taken] {
@@ -108,7 +109,7 @@ pub fn run(dir: &std::path::Path, hurry: u32, guardian: &mut Guardian) -> anyhow
     Ok(flags.into_iter().map(figures).collect())
 }
 
-/// Kills a guest once the journal says that it is about to be told its size. Returns the moment.
+/// Kills a guest's QEMU once the balancer's journal has the intent to tell the guest a size. Returns the moment.
 fn kill_on_its_way(rig: &Rig, guest: &Guest) -> anyhow::Result<Instant> {
     let end = Instant::now() + PATIENCE;
     while !rig.journal()?.iter().any(|line| line["entry"] == "intent" && line["guest"] == id(guest)) {
@@ -121,7 +122,7 @@ fn kill_on_its_way(rig: &Rig, guest: &Guest) -> anyhow::Result<Instant> {
     Ok(Instant::now())
 }
 
-/// Waits until these guests have their guarantee and no more.
+/// Waits until each of these guests has its guaranteed size again: all that was lent to it is withdrawn.
 fn wait_until_kept(rig: &Rig, guests: &[&Guest]) -> anyhow::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -140,15 +141,16 @@ fn wait_until_kept(rig: &Rig, guests: &[&Guest]) -> anyhow::Result<()> {
     }
 }
 
-/// Whether every guest that lives has its guarantee.
+/// Whether every guest that still runs has at least its guaranteed size.
 fn guarantees_hold(rig: &Rig) -> anyhow::Result<bool> {
     Ok(rig.facts()?.iter().all(|facts| facts.actual_bytes >= KEPT))
 }
 
-/// Compares the files and threads that the process holds with those that it held while guests were silent.
+/// Checks that the process has no more open files and threads than `before`, when it waited for guests that were
+/// silent.
 fn check_leaks(applying: &Applying, before: (usize, usize)) -> anyhow::Result<()> {
     let end = Instant::now() + PATIENCE;
-    // A look in progress has some of both.
+    // A round that is under way has some files and threads open for a moment.
     loop {
         let (files, threads) = applying.held()?;
         if files <= before.0 && threads <= before.1 {

@@ -10,11 +10,11 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for guests to come to rest after their boot, and for the balancer to look at all of them: 60 s.
+/// Time for guests to become idle after their boot, and for the balancer to look at all of them: 60 s.
 const SETTLE: Duration = Duration::from_secs(60);
-/// Time in which processor time is measured: 60 s.
+/// Time over which the service's processor time is measured: 60 s.
 const MEASURED: Duration = Duration::from_secs(60);
-/// Most processor time, in percent of a processor: 0.5%.
+/// Most processor time of supervisor, prover and balancer together, in percent of a processor: 0.5%.
 const MOST_PERCENT: f64 = 0.5;
 /// Most guests that are started at once: 10.
 const AT_ONCE: usize = 10;
@@ -31,7 +31,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Whether it is little enough.
+    /// Whether supervisor, prover and balancer used less processor time than `MOST_PERCENT`.
     pub fn is_good(&self) -> bool {
         self.service_cpu_percent < MOST_PERCENT
     }
@@ -45,7 +45,7 @@ impl Figures {
     }
 }
 
-/// Measures a service with so many idle guests.
+/// Measures a service with this number of idle guests.
 ///
 /// # Errors
 /// Guests or the service do not start.
@@ -84,7 +84,7 @@ pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result
     Ok(figures)
 }
 
-/// Children of a process.
+/// Process ids of a process's children.
 fn children_of(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut all = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -1,4 +1,5 @@
-//! Idle and busy guests, and memory of the host that somebody else takes.
+//! The load of guests that `pagefold bench balance` compares policies with: idle and busy guests. Also takes memory of
+//! the host as other programs would.
 
 use super::rig::{PATIENCE, on_all};
 use crate::guardian::Guardian;
@@ -9,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Size of the disk that all guests have: 96 MiB.
+/// Size of the disk whose contents all guests have: 96 MiB.
 pub const DISK: u64 = 96 << 20;
 
 /// The system of the guests, which decides what they read and where they keep memory of their own.
@@ -21,24 +22,26 @@ pub enum System {
     Debian,
 }
 
-/// Scripts of the load in one system.
+/// Shell commands by which the load is made in one system.
 #[derive(Clone, Copy)]
 struct Words {
-    /// Directory whose files are memory of the guest.
+    /// Directory of a file system in memory: what is written there uses the guest's memory.
     memory: &'static str,
-    /// Reads what all guests have on their disks.
+    /// Reads what is on the disks of all guests.
     read: &'static str,
-    /// Writes file `$i` of `$c` MiB that no other guest has: what is on the disk, moved by `$o` bytes.
+    /// Writes file `$i` of `$c` MiB into that directory: what is on the disk, from byte `$o` on, so that no other guest
+    /// has pages of this content.
     copy: &'static str,
-    /// Gives page cache back that copying has filled.
+    /// Empties the page cache that copying has filled.
     forget: &'static str,
-    /// Most memory that one copy fills, in MiB. Copying takes as much page cache.
+    /// Most memory that one file takes, in MiB. Copying it takes as much page cache.
     most_mib: u64,
-    /// Tells how many MiB are free beyond those that stay free. The kernel keeps 30 MiB of them to itself.
+    /// Prints how many MiB may be filled: the free memory less 64 MiB, or 48 in Debian. The kernel itself keeps 30 MiB
+    /// of free memory back.
     free: &'static str,
 }
 
-/// Reads a disk of 96 MiB.
+/// Commands for the image `tiny`: they read a disk of 96 MiB.
 const TINY: Words = Words {
     memory: "/tmp",
     read: "dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null",
@@ -48,7 +51,7 @@ const TINY: Words = Words {
     free: "awk '/MemFree/ {print int($2 / 1024) - 64}' /proc/meminfo",
 };
 
-/// Reads the programs and libraries of Debian, 300 MiB.
+/// Commands for the image `debian`: they read the programs and libraries of Debian, 300 MiB.
 const DEBIAN: Words = Words {
     memory: "/dev/shm",
     read: "find /usr/bin /usr/sbin /usr/lib/x86_64-linux-gnu -type f -exec cat {} + > /dev/null 2>&1",
@@ -71,15 +74,15 @@ impl System {
 pub struct Load {
     system: System,
     guests: Vec<Guest>,
-    /// The first ones are idle.
+    /// Number of idle guests, which come first in `guests`.
     idle: usize,
-    /// Directory of files that take memory of the host.
+    /// Directory in memory with the files that take memory of the host.
     taken: PathBuf,
     files: u64,
     taken_bytes: u64,
 }
 
-/// Counters of guests since they started.
+/// Counters of a guest since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Suffered {
     /// Allocations that had to reclaim memory first.
@@ -89,7 +92,7 @@ pub struct Suffered {
 }
 
 impl Suffered {
-    /// By `/proc/vmstat` of a guest.
+    /// Reads the counters from a guest's `/proc/vmstat`.
     fn of(vmstat: &str) -> Self {
         let mut sum = Self::default();
         for (name, count) in vmstat.lines().filter_map(|line| line.split_once(' ')) {
@@ -100,29 +103,29 @@ impl Suffered {
         sum
     }
 
-    /// The sum of two.
+    /// The sum of two guests' counters.
     pub fn plus(self, other: Self) -> Self {
         Self { stalls: self.stalls + other.stalls, kills: self.kills + other.kills }
     }
 
-    /// The difference to an earlier count.
+    /// The counts since an earlier reading.
     pub fn since(self, before: Self) -> Self {
         Self { stalls: self.stalls.saturating_sub(before.stalls), kills: self.kills.saturating_sub(before.kills) }
     }
 }
 
 impl Load {
-    /// Makes the disk, each page of which is another.
+    /// Makes the file of the guests' disk. No two of its pages are equal.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn make_disk(dir: &Path) -> anyhow::Result<PathBuf> {
         let path = dir.join("disk");
         write_pages(&path, (1..=DISK >> 12).map(filled))?;
         Ok(path)
     }
 
-    /// QEMU's arguments for it. The host caches nothing of it.
+    /// QEMU's arguments for a guest with this disk, read-only. The host keeps no page cache for it.
     pub fn disk_of(path: &Path) -> [&str; 4] {
         let options = format!("if=none,id=load,format=raw,readonly=on,cache.direct=on,file={}", path.display());
         // Arguments of one bench, made once for each kind of guests.
@@ -190,7 +193,7 @@ impl Load {
     /// Takes memory of the host, on behalf of the control group in which this process is.
     ///
     /// # Errors
-    /// There is none.
+    /// The host has no memory left, or a file cannot be written.
     pub fn take(&mut self, bytes: u64) -> anyhow::Result<()> {
         let path = self.taken.join(self.files.to_string());
         let cannot = || format!("cannot write {}", path.display());

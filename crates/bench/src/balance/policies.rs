@@ -1,4 +1,5 @@
-//! Policies under the same pressure, in turns, each on six guests of its own.
+//! Compares policies that decide which guests give memory up, under the same pressure, one after the other, each on six
+//! guests of its own.
 //!
 //! ```text
 //!   idle guests:  much memory that was used and is free again
@@ -8,12 +9,13 @@
 //!   for each policy: guests anew, until folding comes to rest -> others want a part of the host -> what is left
 //! ```
 //!
-//! Guests are busybox ones, or Debian ones that go on from saved states. Our policies run as `pagefold balance apply --every`.
-//! Baselines set sizes as they wish, which is how their programs do it. Each program takes its rounds as often as its authors have it.
+//! Guests run busybox, or Debian restored from saved states. Policies of Pagefold run as `pagefold balance apply
+//! --every`. Rules of other programs set sizes without any rule of Pagefold's, and make their rounds as often as their
+//! authors have it.
 //!
-//! Others take what they want as soon as the host has it, and leave 1%. All are to have a fifth of the
-//! host available. MOM and Proxmox VE have that in their rules.
-//! The others have a floor of 16%, and withdraw until 5/4 of it are available.
+//! Other programs of the host take the memory that they want as soon as it is there, and leave 1%. Each policy is to
+//! keep a fifth of the host's memory available: MOM and Proxmox VE have that in their rules, and the others have a
+//! floor of 16%, and withdraw until 5/4 of the floor are available.
 
 use super::applying::Applying;
 use super::load::{Load, Suffered, System};
@@ -37,25 +39,26 @@ const BEFORE: u64 = 22;
 const WANTED: u64 = 20;
 /// Part of the host's memory that others leave, in percent: 1%.
 const LEFT: u64 = 1;
-/// Most memory that others take between two looks: 16 MiB.
+/// Most memory that other programs take of the host at a time: 16 MiB.
 const GULP: u64 = 16 << 20;
-/// Time between two looks: 100 ms.
+/// Time between two such takings: 100 ms.
 const LOOK: Duration = Duration::from_millis(100);
 /// Time between two rounds of our policies and of squeezed: 5 s.
 const EVERY: Duration = Duration::from_secs(5);
-/// Time between two rounds of MOM and of Proxmox VE: 10 s.
+/// Time between two rounds of MOM's and Proxmox VE's rules: 10 s.
 const SLOW: Duration = Duration::from_secs(10);
-/// Time under pressure: 90 s.
+/// Time for which a policy is put under pressure: 90 s.
 const PRESSED: Duration = Duration::from_secs(90);
-/// Time without a change of the savings after which folding has come to rest: 30 s. Folding under pressure hides a loss.
+/// Time without a change of the savings after which folding counts as settled: 30 s. Folding that goes on under
+/// pressure would hide a loss of savings.
 const REST: Duration = Duration::from_secs(30);
-/// Part of the savings below which a change is none: 1/100.
+/// Part of the savings below which growth counts as none: 1/100.
 const NO_CHANGE: u64 = 100;
-/// Time between two looks at the savings under pressure: 2 s.
+/// Time between two readings of the savings under pressure: 2 s.
 const SAVINGS_EVERY: Duration = Duration::from_secs(2);
-/// Longest time until folding has come to rest: 10 min. Where processors are slow, 5 min are too few.
+/// Time limit for folding to settle: 10 min. Where processors are slow, 5 min are too few.
 const RESTS_WITHIN: Duration = Duration::from_secs(600);
-/// Floor of the policies that have one, in percent: 16%.
+/// Part of the host's memory that is never lent, for policies that have such a floor, in percent: 16%.
 const FLOOR: u64 = 16;
 
 /// Numbers and sizes of the guests.
@@ -67,12 +70,12 @@ struct Sizes {
     ram_bytes: [u64; 2],
     /// Guaranteed size of each guest, which is the least one for baselines.
     kept_bytes: u64,
-    /// Least savings of folding before the first turn: most of what is alike.
+    /// Least savings of folding before a policy is tried: most of what guests have in common.
     folded_bytes: u64,
 }
 
 impl Sizes {
-    /// Sizes with which idle guests alone have what is wanted.
+    /// Sizes with which the idle guests alone can give up all memory that is wanted.
     const fn of(system: System) -> Self {
         match system {
             System::Tiny => {
@@ -136,20 +139,21 @@ impl Figures {
     }
 }
 
-/// The guests of one policy, on their host.
+/// Six guests, on a host of their own, for one policy.
 struct Bench {
     host: SmallHost,
     rig: Rig,
     serving: Serving,
     load: Load,
-    /// Memory of the host.
+    /// Memory limit of the control group that stands for the host.
     total_bytes: u64,
 }
 
-/// Compares these policies. One that cannot be tried ends that, and the figures of those before it are kept.
+/// Compares these policies. If one of them cannot be tried, those after it are not tried either, and the figures of
+/// those before it are returned.
 ///
 /// # Errors
-/// The first one cannot be tried.
+/// The first policy cannot be tried.
 pub fn run(
     dir: &Path,
     system: System,
@@ -178,7 +182,8 @@ pub fn run(
 }
 
 impl Bench {
-    /// Guests under load, of which folding saves what it can, on a host that is filled by them.
+    /// Starts the guests and their load, waits until folding is settled, and limits the host's memory so that they
+    /// nearly fill it.
     fn start(dir: &Path, system: System, name: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let dir = &dir.join(name);
         DirBuilder::new().mode(0o711).create(dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -205,7 +210,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Ends the guests, and gives back what was taken.
+    /// Ends the guests and the service, and frees the memory of the host that was taken.
     fn end(mut self) -> anyhow::Result<()> {
         self.load.give_way()?;
         self.rig.down()?;
@@ -216,13 +221,13 @@ impl Bench {
         Ok(self.serving.show(&rig::group())?.report.savings.saved_bytes())
     }
 
-    /// Difference between the savings by the group's account and by page frames.
+    /// Difference between the group's savings by the service's account and by an audit of page frames.
     fn account_off(&self) -> anyhow::Result<u64> {
         let found = self.serving.audit(&rig::group())?;
         Ok(found.saved_bytes.abs_diff(found.engine_saved_bytes.unwrap_or_default()))
     }
 
-    /// Waits until folding has saved so much, and saves no more. Returns how much it saves.
+    /// Waits until folding saves at least this many bytes and has settled. Returns how many it saves.
     fn wait_until_folded(&self, least: u64) -> anyhow::Result<u64> {
         let end = Instant::now() + RESTS_WITHIN;
         let (mut most, mut since) = (0, Instant::now());
@@ -239,16 +244,16 @@ impl Bench {
         }
     }
 
-    /// Cuts the host such that its guests leave a part of it.
+    /// Limits the memory of the control group so that `BEFORE` percent of it are available.
     fn cut(&mut self) -> anyhow::Result<()> {
-        // `available` leaves a twentieth of the limit out, and counts page cache that is idle.
+        // `available_bytes` leaves a twentieth of the limit out, and counts idle page cache as available.
         let limit = host::ram_bytes() / 2;
         let needed = (limit - limit / 20).saturating_sub(self.host.available_bytes()?);
         self.total_bytes = needed * 100 / (95 - BEFORE);
         self.host.limit(self.total_bytes)
     }
 
-    /// One policy under pressure.
+    /// Puts one policy under pressure: other programs take memory of the host, and the policy's rounds go on.
     fn turn(&mut self, name: &'static str, guardian: &mut Guardian) -> anyhow::Result<Figures> {
         let (suffered, saved, available) = (self.load.suffered()?, self.saved()?, self.host.available_bytes()?);
         let (killed, mut least, mut least_saved) = (self.host.kills(), u64::MAX, saved);
@@ -293,7 +298,8 @@ impl Bench {
         })
     }
 
-    /// Stalls and kills of all guests since `before`. Where the host killed processes, guests may have ended: those count no more.
+    /// Allocation stalls and killed processes in all guests since `before`. If the host killed processes, a guest may
+    /// have ended, and is left out.
     fn suffered_since(&self, before: &[Option<Suffered>], may_have_ended: bool) -> anyhow::Result<Suffered> {
         let now = self.load.suffered()?;
         anyhow::ensure!(may_have_ended || !now.contains(&None), "a guest has ended by itself");
@@ -301,7 +307,7 @@ impl Bench {
         Ok(both.fold(Suffered::default(), Suffered::plus))
     }
 
-    /// The policy at work and the host's state, to put before an error.
+    /// The host's state under this policy, to put before an error.
     fn how_it_went(&self, name: &str) -> String {
         let available = self.host.available_bytes().unwrap_or(0) >> 20;
         format!(
@@ -310,7 +316,7 @@ impl Bench {
         )
     }
 
-    /// Takes so much memory of the host, if that is a MiB at least.
+    /// Takes this many bytes of the host's memory, rounded down to whole MiB.
     fn press(&mut self, bytes: u64) -> anyhow::Result<()> {
         if bytes >> 20 == 0 {
             return Ok(());
@@ -335,9 +341,9 @@ impl Bench {
 
 /// A policy at work.
 enum Running {
-    /// A process that goes round by itself.
+    /// `pagefold balance apply`, a process that makes its rounds by itself.
     Ours(Applying),
-    /// Rounds of our own, and their number.
+    /// Rules of another program, of which the bench makes each round; and the number of rounds so far.
     Baseline(Box<Baseline>, usize),
 }
 

@@ -1,4 +1,4 @@
-//! Guests with balloons, and `pagefold balance` for them alone.
+//! Guests with balloons, and `pagefold balance` with a ledger of its own for them alone.
 
 use super::applying::Applying;
 use crate::guardian::Guardian;
@@ -18,21 +18,23 @@ use std::time::Duration;
 pub const RAM: u64 = 192 << 20;
 /// Guaranteed size of each guest: 112 MiB.
 pub const KEPT: u64 = 112 << 20;
-/// Its guests take memory back before their kernels kill for want of it.
+/// Balloon device with which a guest takes memory back from its balloon before its kernel kills processes for want of
+/// memory.
 pub const BALLOON: &str = "virtio-balloon-pci,deflate-on-oom=on";
 /// Time that a guest may take to run a command: 2 min.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-/// Number of guests that may take no longer together than one alone.
+/// A script that runs in several guests at once has the time limit `PATIENCE` once for every 2 of them: guests share
+/// the processors.
 const TOGETHER: usize = 2;
 
 /// Time that guests may take to boot, all at once: 15 min.
 const BOOTED_WITHIN: Duration = Duration::from_secs(900);
 
-/// Guests of one bench, and their ledger.
+/// Guests of one bench, and the directory in which `pagefold balance` keeps their sizes.
 pub struct Rig {
     lab: Lab,
     ledger: PathBuf,
-    /// Name of their group, by which they differ from all others of the host.
+    /// Name of the guests' group. No other guest of the host is in it.
     group: String,
     fold: Option<Fold>,
     image: Image,
@@ -46,7 +48,7 @@ impl Rig {
     /// A rig without guests.
     ///
     /// # Errors
-    /// The lab cannot be made.
+    /// The lab cannot be opened.
     pub fn new(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let lab = dir.join("lab");
         guardian.keep_lab(&lab)?;
@@ -65,7 +67,7 @@ impl Rig {
     /// A rig without guests, for guests that go on from saved states.
     ///
     /// # Errors
-    /// The lab cannot be made.
+    /// The lab cannot be opened.
     pub fn saved(dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         Ok(Self { saved: true, ..Self::new(dir, guardian)? })
     }
@@ -73,7 +75,7 @@ impl Rig {
     /// A rig without guests, for guests that a service folds.
     ///
     /// # Errors
-    /// The lab cannot be made.
+    /// The lab cannot be opened.
     pub fn folded(
         dir: &Path,
         serving: &Serving,
@@ -87,7 +89,7 @@ impl Rig {
     /// Adds guests, with further arguments of QEMU.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A guest does not come up.
     pub fn up(&self, guests: usize, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
         self.up_with(guests, BALLOON, qemu_args)
     }
@@ -95,7 +97,7 @@ impl Rig {
     /// Adds guests with this balloon device.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A guest does not come up.
     pub fn up_with(&self, guests: usize, balloon: &str, qemu_args: &[&str]) -> anyhow::Result<Vec<Guest>> {
         let words = ["-device", balloon];
         let words = words.iter().chain(qemu_args);
@@ -126,17 +128,17 @@ impl Rig {
         self.lab.down().map(drop).context("cannot end the guests")
     }
 
-    /// Sets the RAM of guests that are added.
+    /// Sets the RAM of guests that are started from now on.
     pub fn set_ram(&mut self, bytes: u64) {
         self.ram_bytes = bytes;
     }
 
-    /// Sets the image of guests that are added.
+    /// Sets the image of guests that are started from now on.
     pub fn set_image(&mut self, image: Image) {
         self.image = image;
     }
 
-    /// `pagefold balance` for these guests, which are all alike.
+    /// A command of `pagefold balance` for these guests alone. They all have the same guaranteed size.
     fn command(&self, action: &[&str]) -> anyhow::Result<Command> {
         self.command_by("equal", action)
     }
@@ -149,29 +151,30 @@ impl Rig {
         Ok(command)
     }
 
-    /// Has every loan withdrawn, round by round: a floor above the host's memory makes it short. For the balancer, `hurry` seconds pass in
-    /// one.
+    /// Starts a balancer that withdraws everything that was lent to guests, round by round: with a floor above the
+    /// host's memory, the host is always short. The balancer's rules take one second for `hurry` seconds.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn withdraw_all(&self, hurry: u32, guardian: &mut Guardian) -> anyhow::Result<Applying> {
         let (every, hurry) = ((5 / hurry).max(1).to_string(), hurry.to_string());
         Applying::start(self.command(&["apply", "--every", &every, "--hurry", &hurry, "--floor", "100T"])?, guardian)
     }
 
-    /// Has memory lent and withdrawn, round by round, by the limit of a control group.
+    /// Starts a balancer that lends memory to guests and withdraws it, round by round. The limit of this control group
+    /// counts as the host's memory.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn lend_within(&self, group: &str, floor_bytes: u64, guardian: &mut Guardian) -> anyhow::Result<Applying> {
         let floor = floor_bytes.to_string();
         Applying::start(self.command(&["apply", "--every", "2", "--within", group, "--floor", &floor])?, guardian)
     }
 
-    /// Has memory balanced by a policy, round by round, by the limit of a control group.
+    /// Starts a balancer with this policy. The limit of the control group counts as the host's memory.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn apply(
         &self,
         policy: &str,
@@ -185,7 +188,7 @@ impl Rig {
         Applying::start(self.command_by(policy, &words)?, guardian)
     }
 
-    /// The rules of another program for these guests, by the limit of a control group.
+    /// The rules of another program for these guests. The limit of the control group counts as the host's memory.
     ///
     /// # Errors
     /// The ledger cannot be read.
@@ -206,10 +209,10 @@ impl Rig {
         Ok(Baseline { policy, pids, gatherer: Gatherer::new(rules), ledger: Ledger::open(&self.ledger)? })
     }
 
-    /// The facts of all guests, as one look of `pagefold balance` has them.
+    /// The facts of all guests, as a round of `pagefold balance` gathers them.
     ///
     /// # Errors
-    /// They cannot be gathered.
+    /// A fact cannot be read.
     pub fn facts(&self) -> anyhow::Result<Vec<GuestFacts>> {
         let mut guests = guest::Survey::take()?.guests(&[], &[]);
         guests.retain(|guest| guest.name.starts_with(&format!("{}-", self.group)));
@@ -222,17 +225,18 @@ impl Rig {
         Ok(vec![(format!("{}-*", self.group).parse().map_err(anyhow::Error::msg)?, self.kept_bytes)])
     }
 
-    /// The journal's lines.
+    /// All lines of the balancer's journal, parsed.
     ///
     /// # Errors
-    /// A line is not whole.
+    /// A line is not complete JSON.
     pub fn journal(&self) -> anyhow::Result<Vec<Value>> {
         let text = std::fs::read_to_string(cli::journal::Journal::of_service(&self.ledger).path()).unwrap_or_default();
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 }
 
-/// Rules of another program at work: facts in, sizes out, without any rule of ours.
+/// Rules of another program at work: they get the facts of guests and return sizes, to which no rule of Pagefold's is
+/// applied.
 pub struct Baseline {
     policy: &'static dyn Policy,
     pids: Vec<u32>,
@@ -241,12 +245,12 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// One round: each guest is told the size that the rules want.
+    /// One round: the rules choose a size for each guest, and its balloon is told where the guest has another one.
     ///
     /// # Errors
-    /// The kernel does not tell about guests or host.
+    /// Facts of the guests or the host cannot be read.
     pub fn round(&mut self) -> anyhow::Result<()> {
-        // The survey finds all VMs of the host.
+        // The survey finds all VMs of the host: those of other programs are left out.
         let mut guests = guest::Survey::take()?.guests(&self.pids, &[]);
         guests.retain(|guest| guest.pids.iter().any(|pid| self.pids.contains(pid)));
         let facts = self.gatherer.gather(&guests, &self.ledger, &Saved::default())?;
@@ -255,7 +259,7 @@ impl Baseline {
             if wish.size_bytes == facts.actual_bytes {
                 continue;
             }
-            // One that does not answer is told again in the next round.
+            // A guest that does not answer is told again in the next round.
             let told =
                 Balloon::open(guest).and_then(|balloon| balloon.map_or(Ok(()), |mut one| one.set(wish.size_bytes)));
             if let Err(error) = told {
@@ -269,7 +273,7 @@ impl Baseline {
 /// Runs a script in all guests at once. They share the processors, so each may take longer the more there are.
 ///
 /// # Errors
-/// It fails in one of them.
+/// The script fails in one of the guests.
 pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Result<()> {
     let patience = PATIENCE * u32::try_from(guests.len().div_ceil(TOGETHER))?;
     std::thread::scope(|scope| {
@@ -282,7 +286,7 @@ pub fn on_all(guests: &[Guest], script: impl Fn(usize) -> String) -> anyhow::Res
     })
 }
 
-/// The name of this bench's group.
+/// Name of the group of this bench's guests.
 pub fn group() -> String {
     format!("bench{}", std::process::id())
 }
@@ -290,7 +294,7 @@ pub fn group() -> String {
 /// Runs a shell script in a guest.
 ///
 /// # Errors
-/// It fails.
+/// The script fails.
 pub fn shell(guest: &Guest, script: &str) -> anyhow::Result<()> {
     shell_within(guest, script, PATIENCE)
 }
@@ -303,15 +307,15 @@ fn shell_within(guest: &Guest, script: &str, patience: Duration) -> anyhow::Resu
     Ok(())
 }
 
-/// The id by which `pagefold balance` knows a guest.
+/// The guest's id in the output and the journal of `pagefold balance`.
 pub fn id(guest: &Guest) -> String {
     format!("qemu:{}", guest.name)
 }
 
-/// The process of a guest.
+/// Process id of a guest's QEMU.
 ///
 /// # Errors
-/// It has none.
+/// The guest has no process.
 pub fn pid(guest: &Guest) -> anyhow::Result<rustix::process::Pid> {
     let pid = guest.pid.and_then(|pid| rustix::process::Pid::from_raw(pid.cast_signed()));
     pid.ok_or_else(|| Stop::Usage(format!("{} has no process", guest.name)).into())

@@ -1,4 +1,4 @@
-//! A control group with a memory limit that stands for a host.
+//! A control group with a memory limit that stands for a host, so that other programs of the machine are not touched.
 
 use crate::guardian::Guardian;
 use anyhow::Context;
@@ -7,21 +7,21 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The control group. Its processes are killed when it has no memory left, and no other process is.
+/// The control group. Where its limit leaves nothing, the kernel kills its processes, and no others.
 pub struct SmallHost {
     dir: PathBuf,
-    /// Its name, as the kernel has it.
+    /// Path of the group below the root of control groups.
     group: String,
-    /// Directory of the group in which this process is.
+    /// Directory of the control group in which this process was before.
     own: PathBuf,
     limits: MemoryLimits,
 }
 
 impl SmallHost {
-    /// Makes the group of this name, with a limit far above all that is used in it.
+    /// Makes a control group of this name. Its limit is half of the machine's RAM, far above all that is used in it.
     ///
     /// # Errors
-    /// There is no controller of memory, or it may not be used.
+    /// The kernel has no memory controller, or this process may not use it.
     pub fn make(name: &str, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let base = if v1.is_dir() { v1 } else { Path::new("/sys/fs/cgroup") };
@@ -36,15 +36,15 @@ impl SmallHost {
         Ok(host)
     }
 
-    /// Its name.
+    /// Path of the group, as the kernel names it in `/proc/PID/cgroup`.
     pub fn group(&self) -> &str {
         &self.group
     }
 
-    /// Does work with this process in the group: all that it starts stays there.
+    /// Does the work while this process is in the group. Processes that the work starts stay in the group.
     ///
     /// # Errors
-    /// The work's, or this process cannot be moved.
+    /// The work fails, or this process cannot be moved.
     pub fn inside<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         self.enter(&self.dir)?;
         let result = work();
@@ -57,56 +57,56 @@ impl SmallHost {
         fs::write(&file, std::process::id().to_string()).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Sets its limit.
+    /// Sets the memory limit of the group.
     ///
     /// # Errors
-    /// It cannot be set.
+    /// The limit cannot be written.
     pub fn limit(&self, bytes: u64) -> anyhow::Result<()> {
         let (v1, v2) = (self.dir.join("memory.limit_in_bytes"), self.dir.join("memory.max"));
         let file = if v1.exists() { v1 } else { v2 };
         fs::write(&file, bytes.to_string()).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Memory in use.
+    /// Memory that is charged to the group.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel's file cannot be read.
     pub fn used_bytes(&self) -> anyhow::Result<u64> {
         let read = |name| fs::read_to_string(self.dir.join(name));
         let text = read("memory.usage_in_bytes").or_else(|_| read("memory.current"))?;
         Ok(text.trim().parse()?)
     }
 
-    /// Memory that is available, as `pagefold balance` counts it.
+    /// Memory that is available below the limit, as `pagefold balance` counts it.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The group has no limit.
     pub fn available_bytes(&self) -> anyhow::Result<u64> {
         let (_, left) = self.limits.bound_and_left(&self.group).context("the control group has no limit")?;
         Ok(left)
     }
 
-    /// Memory that its processes hold, without files' pages that the kernel can read again.
+    /// Memory that is charged to the group, without page cache that the kernel can read from files again.
     ///
     /// # Errors
-    /// It has no limit.
+    /// The group has no limit.
     pub fn held_bytes(&self) -> anyhow::Result<u64> {
         let room = self.limits.room_bytes(&self.group).context("the control group has no limit")?;
         Ok(self.limit_bytes()?.saturating_sub(room))
     }
 
-    /// Its limit.
+    /// The memory limit of the group.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel's file cannot be read.
     pub fn limit_bytes(&self) -> anyhow::Result<u64> {
         let read = |name| fs::read_to_string(self.dir.join(name));
         let text = read("memory.limit_in_bytes").or_else(|_| read("memory.max"))?;
         Ok(text.trim().parse()?)
     }
 
-    /// Has the kernel take memory back, as far as it can: by `memory.reclaim`. Version 1 of control groups has no such file.
-    /// There the limit is lowered for a moment, and nobody is killed meanwhile.
+    /// Has the kernel reclaim memory of the group, as far as it can, by `memory.reclaim`. Version 1 of control groups
+    /// has no such file. There the limit is lowered for a moment, in which the kernel kills no process.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -127,7 +127,7 @@ impl SmallHost {
         lowered
     }
 
-    /// Has the kernel swap nothing of the group, or as usual.
+    /// Allows or forbids the kernel to swap memory of the group.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -141,7 +141,7 @@ impl SmallHost {
         fs::write(&file, words).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Processes that were killed for want of memory.
+    /// Number of processes of the group that were killed for want of memory.
     pub fn kills(&self) -> u64 {
         let read = |name| fs::read_to_string(self.dir.join(name));
         let text = read("memory.oom_control").or_else(|_| read("memory.events")).unwrap_or_default();
@@ -151,7 +151,8 @@ impl SmallHost {
 
 impl Drop for SmallHost {
     fn drop(&mut self) {
-        // A study makes one in each turn, by the same name. The guardian tries again where this fails, and says so.
+        // A study makes a group of the same name in each turn. Where removing fails here, the guardian tries again and
+        // reports it.
         let _ = crate::guardian::remove_cgroup(&self.dir);
     }
 }

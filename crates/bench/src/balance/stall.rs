@@ -34,7 +34,8 @@ const REPORTING: &str = "virtio-balloon-pci,deflate-on-oom=on,free-page-reportin
 const ROUNDS: usize = 3;
 /// Longest time for a device to take memory: 1 min.
 const TAKEN_WITHIN: Duration = Duration::from_secs(60);
-/// Writes pieces of 64 KiB, and tells their times in microseconds: p50, p99, longest, and all of them together.
+/// Program for the guest. It writes pieces of 64 KiB and prints the times of the writes in microseconds: the median,
+/// the 99th percentile, the longest, and the sum.
 const WRITES: &str = "perl -MTime::HiRes=clock_gettime,CLOCK_MONOTONIC -e '($n, $c) = (shift, 65536); for (1..$n) { \
      $b = clock_gettime(CLOCK_MONOTONIC); push @m, \"\\1\" x $c; push @t, clock_gettime(CLOCK_MONOTONIC) - $b } \
      $s += $_ for @t; @t = sort { $a <=> $b } @t; \
@@ -73,7 +74,7 @@ pub fn text(all: &[Figures]) -> String {
     })
 }
 
-/// Measures each arm, with a guest for those without reports and another for the one with them.
+/// Measures each arm. The arms without free page reporting use one guest, and the one with it another.
 ///
 /// # Errors
 /// A guest does not come up, or its memory is not taken.
@@ -130,7 +131,7 @@ fn measure(name: &'static str, guest: &Guest) -> anyhow::Result<Figures> {
     Ok(Figures { name, p50_us, p99_us, longest_us, all_ms: all_us / 1000, taken_bytes, rounds })
 }
 
-/// Has a process in the guest write, and end. Returns the times of its writes.
+/// Has a process in the guest write fresh memory and end. Returns its four times.
 fn writes(guest: &Guest) -> anyhow::Result<[u64; 4]> {
     let script = format!("{WRITES} {}", WRITTEN >> 16);
     let output = guest.exec(&["sh", "-c", &script], PATIENCE)?;
@@ -150,7 +151,7 @@ fn balloon_size(guest: &Guest) -> anyhow::Result<u64> {
     answer["actual"].as_u64().context("QEMU told no size of the balloon")
 }
 
-/// Frames of the guest's QEMU.
+/// Memory of the guest's QEMU in page frames, in bytes.
 fn resident(guest: &Guest) -> anyhow::Result<u64> {
     let pid = guest.pid.context("a guest without a process")?;
     Ok(page::pages_to_bytes(host::MemoryCounters::of(pid)?.resident_pages))

@@ -30,27 +30,28 @@ use std::time::{Duration, Instant};
 
 /// RAM of each guest: 384 MiB.
 const RAM: u64 = 384 << 20;
-/// Guaranteed size of each guest: 208 MiB. Its kernel takes a quarter of that.
+/// Guaranteed size of each guest: 208 MiB. A quarter of it is taken by the guest's own kernel.
 const KEPT: u64 = 208 << 20;
-/// Memory of each guest that is the same in all: 96 MiB.
+/// Memory of each guest whose contents are the same in all guests: 96 MiB.
 const SAME: u64 = 96 << 20;
-/// Part of it that must be folded before the storm: 3/4.
+/// Part of that memory which must be folded before the storm: 3/4.
 const FOLDED: (u64, u64) = (3, 4);
-/// Memory of the host beyond guarantees, floor and the pool's copy: 32 MiB.
+/// Memory of the host that is left beside the guaranteed sizes, the floor, and the pool's copy of what is folded: 32
+/// MiB.
 const ABOVE: u64 = 32 << 20;
-/// Distance of the host's memory from its floor at which loans are in use: 64 MiB.
+/// Before the storm, guests use what they are lent until no more than this is available above the floor: 64 MiB.
 const USED_TO: u64 = 64 << 20;
-/// Time for loans to be made: 60 s.
+/// Time limit for guests' sizes to stop changing once memory is lent: 60 s.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Least time for which the host is watched from the begin of the storm on: 15 s.
 const WATCHED: Duration = Duration::from_secs(15);
-/// Time between two looks in which the balancer makes a round: 2.5 s.
+/// Time between two readings of guests' sizes, in which the balancer makes at least one round: 2.5 s.
 const ROUND: Duration = Duration::from_millis(2500);
-/// Time between two looks at what is folded: 200 ms.
+/// Time between two readings of how much is folded: 200 ms.
 const LOOK: Duration = Duration::from_millis(200);
-/// Longest time in one go below the floor, in which loans must come back: 10 s.
+/// Longest time without a break that the host may be below its floor: 10 s. By then, withdrawn memory must be back.
 const BACK_WITHIN_S: f64 = 10.0;
-/// Shortest time above the floor that counts: 1 s.
+/// Shorter times above the floor do not count as a break: 1 s.
 const ABOVE_FOR: Duration = Duration::from_secs(1);
 
 /// The storm's figures.
@@ -81,13 +82,13 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Whether the storm undershot the floor, and did no harm.
+    /// Whether the host went below its floor in the storm, and no harm was done.
     pub fn is_good(&self) -> bool {
         let did_no_harm = self.guaranteed_held && self.host_swap_bytes == 0 && self.kills == 0;
         did_no_harm && self.is_undershot() && self.below_s <= BACK_WITHIN_S
     }
 
-    /// Whether there was a time with less memory than is never lent.
+    /// Whether the host ever went below its floor, the memory that is never lent.
     fn is_undershot(&self) -> bool {
         self.least_available_bytes < self.floor_bytes
     }
@@ -118,17 +119,17 @@ impl Figures {
     }
 }
 
-/// The times at which less was available than is never lent, from the begin of the storm on.
+/// The times at which the host was below its floor, counted from the beginning of the storm.
 #[derive(Debug, Default)]
 struct Below {
-    /// Begin of the last time in one go.
+    /// Beginning of the last unbroken time below the floor.
     since: Duration,
     last: Option<Duration>,
     longest: Duration,
 }
 
 impl Below {
-    /// Notes such a time. Each is later than the one before.
+    /// Notes that the host is below its floor at this moment, which is later than all moments before.
     fn note(&mut self, now: Duration) {
         if self.last.is_none_or(|last| now - last >= ABOVE_FOR) {
             self.since = now;
@@ -138,7 +139,7 @@ impl Below {
     }
 }
 
-/// Makes the storm, with so many guests.
+/// Makes the storm, with this number of guests.
 ///
 /// # Errors
 /// Guests or the service do not start, or nothing is folded.
@@ -163,7 +164,8 @@ pub fn run(dir: &Path, guests: usize, guardian: &mut Guardian) -> anyhow::Result
     Ok(figures)
 }
 
-/// Cuts the host to the guarantees, the pool's copy, its floor and a little more. Then loans are made, and used. Returns the floor, too.
+/// Limits the host's memory to what it uses besides guests, the guaranteed sizes, the pool's copy, the floor and a
+/// little more. Then has memory lent, and guests use it. Returns the balancer and the floor.
 fn cut_and_lend(
     host: &SmallHost,
     rig: &Rig,
@@ -185,8 +187,8 @@ fn cut_and_lend(
 
 /// Has guests use what they are lent, one after another, until little more than the floor is available.
 ///
-/// Memory that is used and freed lies in frames of the host: a loan that has to be withdrawn. Its bytes are no other guest's, so
-/// that they are not folded meanwhile.
+/// What a guest has written and freed stays in page frames of the host until the balloon takes it, so the balancer has
+/// something to withdraw. The bytes are random, so that they are not folded meanwhile.
 fn use_loans(host: &SmallHost, guests: &[Guest], floor: u64) -> anyhow::Result<()> {
     let left = || host.available_bytes().map(|available| available.saturating_sub(floor + USED_TO) >> 20);
     for guest in guests {
@@ -207,7 +209,7 @@ fn use_loans(host: &SmallHost, guests: &[Guest], floor: u64) -> anyhow::Result<(
     Ok(())
 }
 
-/// Waits until loans do not change from one look to the next.
+/// Waits until two readings of the guests' sizes are the same: no more memory is lent.
 fn wait_until_steady(rig: &Rig) -> anyhow::Result<()> {
     let (end, mut before) = (Instant::now() + SETTLE, Vec::new());
     while Instant::now() < end {
@@ -221,7 +223,8 @@ fn wait_until_steady(rig: &Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fills a file with pages that differ from one another, and are the same in all guests: 4 MiB, moved by other bytes each time.
+/// Script that fills a file with pages that differ from one another and are the same in all guests: pieces of 4 MiB of
+/// one sequence, each from another byte on.
 fn fill() -> String {
     let (base, copies) = (4 << 20, SAME / (4 << 20));
     format!(
@@ -232,7 +235,8 @@ fn fill() -> String {
     )
 }
 
-/// Moves the file's content by a few bytes, by others in each guest: every page is written, and equals no other.
+/// Script that moves the file's content by a few bytes, by others in each guest. So every page is written, and equals
+/// no other.
 fn sweep(n: usize) -> String {
     format!("tail -c +{} /tmp/same | dd of=/tmp/same bs=64k conv=notrunc 2>/dev/null", n * 4 + 1)
 }
@@ -284,7 +288,7 @@ fn storm(
     })
 }
 
-/// Ends of pauses in the journal: guest, and milliseconds.
+/// Ends of pauses in the balancer's journal: the guest, and how long it was paused, in milliseconds.
 fn pauses(rig: &Rig) -> anyhow::Result<Vec<(String, u64)>> {
     let end = |line: &Value| {
         let guest = line["guest"].as_str().filter(|_| line["entry"] == "resume")?;
@@ -307,7 +311,7 @@ fn sizes(rig: &Rig) -> anyhow::Result<Vec<u64>> {
     Ok(rig.facts()?.iter().map(|guest| guest.actual_bytes).collect())
 }
 
-/// Waits until enough is folded. Returns how much is.
+/// Waits until enough of the guests' memory is folded. Returns how much is folded, in bytes.
 fn wait_until_folded(rig: &Rig, guests: u64) -> anyhow::Result<u64> {
     let wanted = guests * SAME / FOLDED.1 * FOLDED.0;
     let end = Instant::now() + PATIENCE * 2;

@@ -1,4 +1,4 @@
-//! The containers, and the load that they are put under.
+//! The containers of the bench, and the load that they are put under.
 
 use crate::guardian::Guardian;
 use anyhow::{Context, ensure};
@@ -17,7 +17,7 @@ const SETTLE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between two samples under load: 1 s.
 const SAMPLE: Duration = Duration::from_secs(1);
-/// Words of sysbench, before those of a command of its.
+/// Beginning of each command of sysbench.
 const SYSBENCH: &str = "sysbench oltp_read_write --mysql-socket=/run/mysqld/mysqld.sock --mysql-user=bench --tables=1";
 
 /// Running containers.
@@ -37,7 +37,8 @@ pub struct Rates {
 }
 
 impl Scene {
-    /// Starts them such that ksmd may merge all of their memory, fills tables, and waits until all are idle.
+    /// Starts the containers with all memory of their processes opted in to ksmd, fills their tables, and waits until
+    /// all are idle.
     ///
     /// # Errors
     /// The host lacks something, or a container does not come up.
@@ -114,7 +115,7 @@ impl Scene {
     }
 }
 
-/// The number behind a character of the line that begins like this.
+/// The number after `behind`, in the line of the text that begins with `line`.
 fn number(text: &str, line: &str, behind: char) -> Option<f64> {
     let line = text.lines().find(|found| found.trim_start().starts_with(line))?;
     line.split_once(behind)?.1.split_ascii_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! One side's turn: it merges until that is stable, then the containers are idle, then they are put under load.
+//! One side's turn: it merges until merging is stable, then the containers are idle, then they are put under load.
 
 use super::Args;
 use super::scene::{Rates, Scene};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Points of a curve that are kept.
+/// Number of points of a curve that are kept in the result.
 const POINTS: usize = 50;
 /// Longest time for a process to be detached, in seconds.
 const DETACH_S: &str = "120";
@@ -72,7 +72,7 @@ struct Attached {
 }
 
 impl Turn {
-    /// ksmd's turn. All is unmerged afterwards.
+    /// Measures ksmd. Afterwards all that it has merged is unmerged.
     pub fn of_ksmd(scene: &Scene, args: &Args) -> anyhow::Result<Self> {
         let mut ksmd = Ksmd::new(false)?;
         let pids = scene.pids();
@@ -83,7 +83,7 @@ impl Turn {
         turn
     }
 
-    /// Pagefold's turn, by a service of its own. All is detached afterwards.
+    /// Measures Pagefold, by a service of its own. Afterwards all processes are detached.
     pub fn of_pagefold(scene: &Scene, args: &Args, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut folding = Folding::start(dir, true, guardian)?;
         let service = folding.dir().to_owned();
@@ -98,10 +98,10 @@ impl Turn {
             pids.extend(attached.into_iter().map(|attached| attached.pid));
         }
         folding.meet(&pids.iter().map(|pid| (*pid, 0)).collect::<Vec<_>>())?;
-        // The programs beside the attached ones.
+        // The processes that stay beside attached programs use processor time for Pagefold, too.
         let helpers = folding.helpers()?;
         let turn = Self::take(scene, args, &mut folding, (pids.len(), &|| cpu_of(&helpers)));
-        // Those that have ended are members no more.
+        // Processes that have ended since cannot be detached.
         let left: Vec<String> = folding.helped()?.iter().map(u32::to_string).collect();
         let mut words = vec!["detach", "--wait", DETACH_S];
         words.extend(left.iter().map(String::as_str));
@@ -110,7 +110,7 @@ impl Turn {
         turn
     }
 
-    /// Compares it with a number of merged pages, and with the rates while nobody merges.
+    /// Fills in the time until this number of pages was merged, and the rates over those while nobody merges.
     pub fn judge(&mut self, reached: u64, plain: Rates) {
         let point = self.curve.reached(reached);
         self.to_99 = point.map(|point| Cost { cpu_s: point.so_far.cpu_s, wall_s: point.seconds });
@@ -163,7 +163,7 @@ impl Turn {
     }
 }
 
-/// Processor time of processes; one that has ended counts no more.
+/// Sum of the processes' processor time. A process that has ended counts 0.
 fn cpu_of(pids: &[u32]) -> anyhow::Result<f64> {
     let of = |pid: &u32| ThreadCpu::of_process(*pid).unwrap_or_default();
     Ok(pids.iter().flat_map(of).map(|thread| thread.used.as_secs_f64()).sum())

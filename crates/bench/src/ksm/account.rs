@@ -105,7 +105,7 @@ impl Frames {
         Ok(frames)
     }
 
-    /// The sum of the module's story, but for `resident`.
+    /// The right side of the equation in the module's documentation.
     fn sum(&self) -> u64 {
         let slots = self.slots.unwrap_or_default();
         let duplicates: u64 = self.duplicates_not_folded.values().sum();
@@ -114,8 +114,8 @@ impl Frames {
     }
 }
 
-/// Superfluous private pages by the reason why they are not folded: broken ones whose content a slot has, and all
-/// others.
+/// Numbers of private pages that are superfluous, by the reason why they are not folded: first of broken pages whose
+/// content a slot has, then of all others.
 fn by_reason(merger: &dyn Merger, found: &Contents) -> anyhow::Result<(ByReason, ByReason)> {
     let none: ByReason = Why::ALL.iter().map(|why| (why.name(), 0)).collect();
     let (mut broken, mut others) = (none.clone(), none);
@@ -153,7 +153,8 @@ pub fn open_by_reason(merger: &dyn Merger, found: &Contents) -> anyhow::Result<B
     Ok(by_reason)
 }
 
-/// Asks about pages; about evenly chosen ones where these are too many. Such a page stands for those that follow it.
+/// Asks the merger why pages are not folded. If there are too many, it asks about every nth page, in the order of their
+/// addresses, and the answer is taken for the pages up to the next one.
 fn ask(merger: &dyn Merger, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>> {
     let mut sorted: Vec<(u32, HostVirt, usize)> = pages.iter().zip(0..).map(|((pid, at), n)| (*pid, *at, n)).collect();
     sorted.sort_unstable();
@@ -167,7 +168,7 @@ fn ask(merger: &dyn Merger, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why
     Ok(reasons)
 }
 
-/// The mean of values of one shape, number by number.
+/// The mean of JSON values of the same structure, number by number.
 pub fn mean(values: &[Value]) -> Value {
     match values.first() {
         Some(Value::Object(first)) => {
@@ -187,7 +188,8 @@ pub fn mean(values: &[Value]) -> Value {
     }
 }
 
-/// Net savings as page tables tell them: the terms that they do not tell are the merger's account.
+/// Net savings. Page tables tell how many pages are merged and how much the pool holds; pages of zeros and the merger's
+/// tables are as the merger itself counts them.
 pub fn savings(taken: &Taken, zero_pages: u64, tables_bytes: u64) -> Savings {
     Savings::of(taken.shared_places + taken.folded_places, zero_pages, taken.pool, tables_bytes, taken.vmas)
 }

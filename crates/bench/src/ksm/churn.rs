@@ -21,10 +21,10 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Pause between the first merging and the work: longer than a short-lived fold lives, so that the first merges do not
-/// count as such.
+/// Pause between the first merging and the work: 90 s. A fold that is undone sooner than in about a minute counts as
+/// short-lived; the folds of the first merging must not be among these when the work begins.
 const REST: Duration = Duration::from_secs(90);
-/// Rows of the table.
+/// Most rows of the table that is printed.
 const ROWS: usize = 20;
 
 /// The result of one side's turn.
@@ -186,7 +186,7 @@ fn work(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow:
     })
 }
 
-/// Broken pages as a share of the pages that are merged or broken.
+/// Broken pages as a share of those that are merged or broken; 0 if there are none.
 fn share(broken: u64, merged: u64) -> f64 {
     broken as f64 / (broken + merged).max(1) as f64
 }
@@ -212,7 +212,7 @@ fn print(out: &mut dyn Write, round: &Round) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Both sides' curves at the times of Pagefold's, in `ROWS` rows at most.
+/// Table of both sides' merged pages over time, in at most `ROWS` rows, which are points of Pagefold's curve.
 fn table(round: &Round) -> Table {
     use Align::Right;
     let columns = ["s", "ksmd", "pagefold", "broken", "% broken", "slots", "mappings", "short folds"];
@@ -234,7 +234,7 @@ fn table(round: &Round) -> Table {
     table
 }
 
-/// Where the frames of both sides are, on the average of the second half.
+/// Table of where the frames of both sides are, on average over the second half of the time.
 fn frames_table(ksmd: &Value, pagefold: &Value) -> Table {
     let mut table = Table::new(&[("frames", Align::Left), ("ksmd", Align::Right), ("pagefold", Align::Right)]);
     let cell = |side: &Value, of: &str| side.pointer(of).map_or_else(String::new, Value::to_string);

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_millis(100);
 /// Growth of the merged pages below which merging counts as stable: 0.2%.
 const STABLE: f64 = 0.002;
-/// Share of the equal pages from which nearly all are merged.
+/// Share of the pages that could be merged, from which on merging counts as nearly complete: 97%.
 const FULL: f64 = 0.97;
-/// Seconds without growth that are stable when nearly all is merged. Twice as many are while less is: the merger may be waiting
-/// for something.
+/// Seconds without growth after which merging counts as stable once it is nearly complete. Before that it takes twice
+/// as many: the merger may be waiting for something.
 pub const SETTLE_S: u64 = 10;
-/// Limit of the wait until merging is stable.
+/// Time after which merging counts as stable even if it goes on: 4 min.
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// A merger's work up to some moment.
@@ -73,8 +73,8 @@ impl Curve {
         });
     }
 
-    /// Follows a merger until the number of merged pages is stable, given the number of equal pages and the seconds without growth
-    /// (see [`SETTLE_S`]).
+    /// Follows a merger until the number of merged pages is stable. `equal_pages` is the number that could be merged,
+    /// and `settle_s` the seconds without growth that count as stable (see [`SETTLE_S`]).
     ///
     /// # Errors
     /// The progress cannot be read.

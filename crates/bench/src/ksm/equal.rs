@@ -1,11 +1,12 @@
-//! The pages that could be merged. Two sets of guests that booted alike are never quite alike, so each turn is
-//! measured against a count of its own.
+//! Counts the pages that could be merged. Two sets of guests that booted in the same way still differ, so each turn is
+//! measured against a count of its own guests.
 
 use host::{Mapping, Pagemap, ProcessMemory};
 use page::{Fingerprint, HostVirt, PAGE_BYTES, PageRange};
 use std::collections::HashSet;
 
-/// A process, and the least size in bytes of a mapping that is guest memory. Smaller mappings are a VMM's own.
+/// A process of a guest, and the least size in bytes of its mappings that are guest memory. Smaller mappings are the
+/// VMM's own.
 pub type Guest = (u32, u64);
 
 /// Number of pages that are read at once.

@@ -1,4 +1,4 @@
-//! Pagefold as a merger: a service of the bench's own with one group, whose settings imitate ksmd.
+//! Pagefold as a merger: a service that the bench starts, with one group, whose settings imitate ksmd.
 
 use super::account::{Slots, savings};
 use super::curve::{Details, Progress};
@@ -43,9 +43,10 @@ pub struct AgentStalls {
     pub max_us: u64,
 }
 
-/// A running service.
+/// A running service with the guests as members.
 ///
-/// Its own count of pages of zeros lacks those that the kernel has folded ([`Zeros`]). All map the kernel's zero page.
+/// Pages of zeros that the kernel folds by itself are not in the service's own count, and are added ([`Zeros`]). All
+/// pages of zeros map the kernel's zero page.
 pub struct Folding {
     serving: Serving,
     guests: Vec<u32>,
@@ -56,7 +57,7 @@ impl Folding {
     /// Starts a service in a directory below `dir`, with a prover or without.
     ///
     /// # Errors
-    /// It does not start.
+    /// The service does not start.
     pub fn start(dir: &Path, prover: bool, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let serving = Serving::start(dir, &config(prover), guardian)?;
         Ok(Self { serving, guests: Vec::new(), zeros: Zeros::default() })
@@ -67,13 +68,13 @@ impl Folding {
         self.serving.dir()
     }
 
-    /// Members that were attached, and the programs beside them.
+    /// Process ids of members that were attached, each with the helper process that stays beside it.
     fn attached(&self) -> anyhow::Result<impl Iterator<Item = (u32, u32)>> {
         let members = Service::connect(Place::at(self.serving.dir()))?.members()?;
         Ok(members.into_iter().filter_map(|member| Some((member.identity.pid, member.attached_by?))))
     }
 
-    /// The members that were attached.
+    /// Process ids of the members that were attached to while they ran.
     ///
     /// # Errors
     /// The service does not answer.
@@ -81,7 +82,7 @@ impl Folding {
         Ok(self.attached()?.map(|(pid, _)| pid).collect())
     }
 
-    /// The programs beside the members that were attached.
+    /// Process ids of the helper processes, one beside each attached member.
     ///
     /// # Errors
     /// The service does not answer.
@@ -97,7 +98,7 @@ impl Folding {
         self.serving.set(GROUP, change)
     }
 
-    /// Memory of the pool.
+    /// Bytes that the group's pool takes.
     ///
     /// # Errors
     /// The service does not answer.
@@ -111,7 +112,7 @@ impl Folding {
     }
 }
 
-/// The change that has a group fold.
+/// The change of settings that switches folding on in the group.
 pub fn folds() -> Change {
     Change { fold: Some(Fold::On), ..Change::default() }
 }
@@ -120,8 +121,9 @@ fn folds_of(report: &GroupReport) -> Folds {
     Folds { all: report.bill.folds, again: report.bill.refolds, short: report.bill.short_folds }
 }
 
-/// Saved pages. Of the pages that map slots, one a slot is not saved. Pages of zeros need no slot: they map the kernel's zero page, as do
-/// `zeros` pages in all.
+/// Number of saved pages. For each slot of the pool, all pages but one that map it are saved. Pages of zeros need no
+/// slot, because they map the kernel's zero page: `zeros` pages by page tables, if these are more than the service
+/// counts.
 fn merged_pages(report: &GroupReport, zeros: u64) -> u64 {
     (report.sharing_pages + report.zero_pages.max(zeros)).saturating_sub(report.slots)
 }
@@ -149,8 +151,8 @@ impl Merger for Folding {
         Ok(self.serving.show(GROUP)?.worker_pid.into_iter().collect())
     }
 
-    /// Waits until all guests are members. A guest that never connects would be missing from the merged pages
-    /// unnoticed.
+    /// Waits until all guests are members. Pages of a guest that never connects would be missing from the count of
+    /// merged pages, and nobody would notice.
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()> {
         self.guests = guests.iter().map(|(pid, _)| *pid).collect();
         self.zeros = Zeros::of(guests)?;

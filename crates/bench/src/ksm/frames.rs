@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Interval between two points of the curve.
+/// Interval between two points of the curve of merged pages.
 const EVERY: Duration = Duration::from_secs(1);
-/// Interval between two looks at all page tables.
+/// Interval between two readings of all page tables.
 const TABLES_EVERY: Duration = Duration::from_secs(2);
 /// Interval between two counts of all frames by content: 15 s. A count takes the better part of a second of processor
 /// time.
@@ -73,7 +73,8 @@ impl Counted {
     }
 }
 
-/// Follows the merger for `time`: its progress, page tables, and contents in the second half.
+/// Follows the merger for `time`: its progress and the page tables all the time, and the contents of all frames in the
+/// second half.
 ///
 /// # Errors
 /// A guest has ended, or the merger does not answer.

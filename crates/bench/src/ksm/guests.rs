@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// Rows that each turn of the churn deletes: of 500 new ones, 200 stay.
+/// Rows that a guest deletes after each 500 that it inserts into its table while the guests work.
 const DELETED_ROWS: u32 = 300;
 
 /// Time limit for guests to become idle.
@@ -32,10 +32,11 @@ pub struct Guests {
 }
 
 impl Guests {
-    /// Starts the guests such that the merger can merge their memory. VMs are awaited until they are idle.
+    /// Starts the guests such that the merger can merge their memory. Waits until VMs are idle, and until processes
+    /// have their pages.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A guest does not come up.
     pub fn start(o: &Options, merger: &dyn Merger, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut guests = Self::default();
         let image = match o.image {
@@ -73,7 +74,7 @@ impl Guests {
         Ok(())
     }
 
-    /// The process of each guest that has its memory.
+    /// Process ids of the guests: those processes that hold guest memory.
     ///
     /// # Errors
     /// The lab cannot be read.
@@ -82,7 +83,7 @@ impl Guests {
         Ok(vms.iter().filter_map(|guest| guest.pid).chain(self.processes.iter().map(Child::id)).collect())
     }
 
-    /// Has the guests begin the work of a churn, with pauses of `pause` seconds. It goes on until the guests end.
+    /// Has the guests begin the work of `--churn`, with pauses of `pause` seconds. It goes on until the guests end.
     ///
     /// # Errors
     /// A guest does not answer.
@@ -152,8 +153,8 @@ fn page_of(content: Content) -> AlignedPage {
     }
 }
 
-/// Holds the pages until standard input closes, which happens when the bench ends, however it ends. From the first
-/// byte of input on, it works on the pages.
+/// Holds pages until standard input closes, which it does however the bench ends. As soon as a byte comes in, the
+/// process writes its pages again and again.
 pub fn hold(args: &MergeableArgs) -> anyhow::Result<Outcome> {
     let contents = layout::contents(args.number, args.pages);
     let mut memory: Vec<AlignedPage> = Vec::with_capacity(contents.len());
@@ -174,8 +175,8 @@ pub fn hold(args: &MergeableArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Writes 1% of the pages ten times a second, as if other files were cached there. Every second page gets a content
-/// that other guests may have, too.
+/// Writes 1% of the pages ten times a second, as if they were page cache and other files were read into it. Every
+/// second page written gets a content that other guests may have, too.
 fn turn_over(memory: &mut [AlignedPage], contents: &[Content], number: u64) -> ! {
     let mut n = 0_usize;
     loop {

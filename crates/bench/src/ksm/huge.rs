@@ -26,14 +26,14 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Number of programs that walk, one after the other.
+/// Number of walkers, the programs that walk; they walk one after the other.
 const WALKERS: u64 = 2;
-/// Interval between two counts of the huge pages.
+/// Interval between two counts of the pages in huge pages.
 const EVERY: Duration = Duration::from_secs(1);
-/// Span without new huge pages after which no more are expected: memory written within the last minute is not
-/// collapsed.
+/// Time without growth of that count after which no more huge pages are expected: 150 s. Memory written within the last
+/// minute is not collapsed.
 const NO_MORE: Duration = Duration::from_secs(150);
-/// Limit of the wait for huge pages to come back.
+/// Time limit for huge pages to come back: 5 min.
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// Arguments of `pagefold bench huge`.
@@ -196,7 +196,7 @@ fn turn(side: &'static str, folds: bool, mut merger: Box<dyn Merger>, memory: u6
     merger.meet(&processes)?;
     let total = (pages * WALKERS) as f64;
     let before = stage(&mut walkers, &processes, total)?;
-    // A merger that never splits a huge page merges none of these pages: nothing to wait for.
+    // A merger that never splits a huge page merges none of these pages, so nothing is waited for.
     let equal_pages = if folds { equal_pages(&processes)? } else { 0 };
     let (begin, cpu_before) = (Instant::now(), merger.cpu_s()?);
     merger.on()?;
@@ -217,7 +217,8 @@ fn stage(walkers: &mut [Prober], processes: &[Guest], pages: f64) -> anyhow::Res
     Ok(Stage { step_ns: steps / WALKERS as f64, huge_share: huge_pages(processes)? / pages })
 }
 
-/// Number of small pages that lie in huge pages. Mappings of any size count, since folding leaves small ones.
+/// Number of small pages that lie in huge pages. Mappings of any size are counted, since folding splits mappings into
+/// small ones.
 fn huge_pages(processes: &[Guest]) -> anyhow::Result<f64> {
     let mut pages = 0;
     for (pid, _) in processes {
@@ -229,7 +230,8 @@ fn huge_pages(processes: &[Guest]) -> anyhow::Result<f64> {
     Ok(pages as f64)
 }
 
-/// Seconds until the count grew for the last time.
+/// Seconds after which the count grew for the last time. Returns when it has not grown for `NO_MORE`, or after
+/// `LONGEST`.
 fn until_no_more(mut count: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let (mut last, mut grown) = (count()?, begin);

@@ -18,8 +18,8 @@ use wire::Why;
 /// Knobs for the highest rate: no sleep between batches, and no page is skipped by `smart_scan`.
 const FASTEST: [(&str, &str); 3] = [("pages_to_scan", "1000000"), ("sleep_millisecs", "0"), ("smart_scan", "0")];
 
-/// ksmd as a merger. `max_page_sharing`, the number of sharers that a merged page may have, is left as the host has
-/// it.
+/// ksmd as a merger. Its knob `max_page_sharing`, the most pages that may share one merged page, keeps the host's
+/// value.
 ///
 /// ksmd's own count lacks pages of zeros that the kernel folds when it splits huge pages ([`Zeros`]). The bench adds them.
 pub struct Ksmd {
@@ -37,17 +37,18 @@ pub struct WholeHost {
     pub yes: bool,
 }
 
-/// Most processes that are named.
+/// Most processes whose names a message lists.
 const MOST_NAMED: usize = 8;
 
-/// Whether ksmd would merge memory of a process. Before Linux 6.16, mappings tell.
+/// Whether ksmd may merge memory of a process. Before Linux 6.16 the kernel tells this by the flags of mappings only.
 fn is_mergeable(pid: u32) -> bool {
     let Ok(stat) = KsmStat::of(pid) else { return false };
     let by_mappings = || Mapping::read_all(pid).is_ok_and(|all| all.iter().any(|m| m.has_flag(b"mg")));
     stat.ksm_mergeable.unwrap_or_else(|| stat.ksm_merge_any == Some(true) || by_mappings())
 }
 
-/// Processes whose memory ksmd would merge, in words; `None` if there are none. It is asked before a run has guests.
+/// Names and pids of processes whose memory ksmd may merge, for a message; `None` if there are none. Called before
+/// guests start.
 fn others() -> anyhow::Result<Option<String>> {
     let own = std::process::id();
     let others: Vec<u32> = host::pids()?.into_iter().filter(|pid| *pid != own && is_mergeable(*pid)).collect();
@@ -60,8 +61,9 @@ fn others() -> anyhow::Result<Option<String>> {
     Ok((!others.is_empty()).then(|| format!("{}{more}", named.join(", "))))
 }
 
-/// Checks that a run may use ksmd: that it exists, and that no other program's pages are merged. None must be about to be, unless `yes` is
-/// said. Tells that ksmd is one for the whole host. Returns its settings.
+/// Checks that a run may use ksmd: the kernel has it, and it has merged no pages of other programs. Nor may it merge
+/// any during the run, unless `yes` allows that. Prints that ksmd works for the whole host. Returns ksmd's present
+/// knobs.
 ///
 /// # Errors
 /// The run may not use it; the error says what to do.
@@ -91,7 +93,7 @@ pub fn may_use(whole_host: WholeHost) -> anyhow::Result<KsmKnobs> {
     Ok(knobs)
 }
 
-/// Sets ksmd to work with these knobs, and without its advisor.
+/// Sets ksmd to work with these knobs, and switches its advisor off, which would change them.
 ///
 /// # Errors
 /// The caller is not root.
@@ -101,7 +103,7 @@ pub fn set_to_work(knobs: impl IntoIterator<Item = (&'static str, &'static str)>
     }
     for (knob, value) in knobs {
         match set_ksm(knob, value) {
-            // A kernel without this knob lacks the feature that the knob turns off.
+            // A kernel without this knob lacks the feature that the knob switches off.
             Err(e) if e.is_gone() => {}
             done => done?,
         }
@@ -205,7 +207,7 @@ impl Merger for Ksmd {
             let of_guest = self.guests.iter().position(|guest| guest == pid).and_then(|n| self.zeros.mappings_of(n));
             of_guest.is_some_and(|mappings| mappings.iter().any(|m| (m.start..m.end).contains(at)))
         };
-        // ksmd does not tell its reasons.
+        // ksmd does not say why a page is not merged.
         Ok(pages.iter().map(|page| if is_memory(page) { Why::Other } else { Why::NotEnrolled }).collect())
     }
 

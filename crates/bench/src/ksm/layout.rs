@@ -37,13 +37,13 @@ enum Kind {
 /// Shares of the kinds in thousandths of all pages, before runs are rounded up.
 const SHARES: [(Kind, u64); 4] = [(Kind::Shared, 500), (Kind::Own, 370), (Kind::Zeros, 100), (Kind::Twice, 30)];
 
-/// The contents of a guest's pages, in the order of their addresses.
+/// The contents of the pages of the guest with this number, in the order of their addresses.
 pub fn contents(guest: u64, pages: u64) -> Vec<Content> {
     let mut runs = Vec::new();
     for (kind, share) in SHARES {
         add_runs(&mut runs, kind, guest, pages * share / 1000);
     }
-    // Each guest has an order of its own.
+    // The runs lie in another order in each guest.
     let mut random = Random(guest + 1);
     for n in (1..runs.len()).rev() {
         runs.swap(n, random.below(n as u64 + 1) as usize);
@@ -56,10 +56,10 @@ pub fn contents(guest: u64, pages: u64) -> Vec<Content> {
 
 /// Adds `pages` pages of one kind, in runs.
 fn add_runs(runs: &mut Vec<Vec<Content>>, kind: Kind, guest: u64, pages: u64) {
-    // The same lengths in every guest, so that shared runs are the same.
+    // The lengths of runs are the same in every guest, so that shared runs are the same, too.
     let mut random = Random(0x5eed);
     let mut next = 0;
-    // A content that is there twice makes two pages.
+    // Of this kind, each content makes two pages.
     let distinct = if kind == Kind::Twice { pages / 2 } else { pages };
     while next < distinct {
         let length = length(&mut random).min(distinct - next);

@@ -1,5 +1,5 @@
-//! One side's turn: guests are started afresh, all is merged until it is stable, then the steady state is measured,
-//! then the prober measures.
+//! One side's turn: guests are started afresh, the merger merges until merging is stable, then the processor time of
+//! the idle state is measured. Last, the prober measures reactions, first writes and stalls.
 
 use super::curve::{Curve, Point};
 use super::equal::{Guest, equal_pages};
@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Least size in bytes of a region that the prober measures with.
+/// Least size in bytes of the prober's mappings that count as guest memory.
 const LEAST_OF_PROBER: u64 = 1 << 20;
 
 /// The side whose turn it is.
@@ -85,7 +85,7 @@ pub struct Scene {
     pub merger: Box<dyn Merger>,
     /// The guests.
     pub guests: Guests,
-    /// One more guest, which measures.
+    /// One more process whose memory is merged; it measures from inside how merging affects it.
     pub prober: Prober,
     /// The processes of all guests, the prober's among them.
     pub processes: Vec<Guest>,
@@ -95,7 +95,7 @@ impl Scene {
     /// Starts the merger, the guests and the prober; nothing is merged yet.
     ///
     /// # Errors
-    /// One of them does not start.
+    /// The merger, a guest or the prober does not start.
     pub fn set(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut merger: Box<dyn Merger> = match side {
             Side::Ksmd => Box::new(Ksmd::new(o.use_zero_pages)?),
@@ -103,14 +103,15 @@ impl Scene {
         };
         let guests = Guests::start(o, merger.as_ref(), dir, guardian).context("the guests do not come up")?;
         let prober = Prober::start(merger.as_ref(), "probe", &["probe".to_owned()])?;
-        // A VMM has a little private memory besides its guest's.
+        // A VMM has a little private memory besides the guest's. Its mappings are smaller than half of the guest's
+        // memory, and are left out.
         let mut processes: Vec<Guest> = guests.pids()?.into_iter().map(|pid| (pid, o.memory / 2)).collect();
         processes.push((prober.pid(), LEAST_OF_PROBER));
         merger.meet(&processes)?;
         Ok(Self { merger, guests, prober, processes })
     }
 
-    /// Frames, pages and mappings that the guests take at this moment.
+    /// Page frames, pages and mappings that the guests and the merger's own processes take at this moment.
     ///
     /// # Errors
     /// A guest has ended.
@@ -139,13 +140,13 @@ pub fn turn(side: Side, o: &Options, dir: &Path, guardian: &mut Guardian) -> any
     let merging = merge(&mut scene, o.settle)?;
     let steady_cpu_s_per_s = steady(scene.merger.as_ref(), Duration::from_secs(o.steady))?;
     let probed = probe(&mut scene, o.reactions)?;
-    // Agents go on counting stalls while the prober is at work.
+    // Read again: agents have counted further stalls while the prober worked.
     let agent_stalls = scene.merger.account()?.agent_stalls;
     scene.end()?;
     Ok(summary(merging, steady_cpu_s_per_s, probed, agent_stalls))
 }
 
-/// The guests before and after merging, and its course.
+/// The guests before and after merging, and the merger's progress in between.
 struct Merging {
     equal_pages: u64,
     before: Taken,
@@ -154,7 +155,7 @@ struct Merging {
     curve: Curve,
 }
 
-/// Switches the merger on, and follows it until it is stable.
+/// Switches the merger on, and follows it until merging is stable.
 fn merge(scene: &mut Scene, settle_s: u64) -> anyhow::Result<Merging> {
     let equal_pages = equal_pages(&scene.processes)?;
     let before = scene.taken()?;
@@ -171,7 +172,7 @@ fn merge(scene: &mut Scene, settle_s: u64) -> anyhow::Result<Merging> {
     Ok(Merging { equal_pages, before, after, account, curve })
 }
 
-/// The prober's answers.
+/// What the prober has measured.
 struct Probed {
     /// Seconds until each new duplicate was merged, in ascending order.
     reactions: Vec<f64>,
@@ -180,7 +181,7 @@ struct Probed {
     stall: Stall,
 }
 
-/// Asks the prober all its questions.
+/// Has the prober measure reactions, first writes and stalls, one after the other.
 fn probe(scene: &mut Scene, reactions: u8) -> anyhow::Result<Probed> {
     let (mut reactions, reactions_missed) = scene.prober.react(reactions)?;
     let first_writes = scene.prober.first_writes()?;
@@ -224,7 +225,7 @@ fn summary(merging: Merging, steady_cpu_s_per_s: f64, probed: Probed, agent_stal
     }
 }
 
-/// Processor time per second over `time`, in which the bench does not ask for progress.
+/// Processor time of the merger per second over `time`. The bench does not ask the merger for its progress meanwhile.
 fn steady(merger: &dyn Merger, time: Duration) -> anyhow::Result<f64> {
     let (begin, before) = (Instant::now(), merger.cpu_s()?);
     std::thread::sleep(time);

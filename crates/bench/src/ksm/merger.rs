@@ -10,33 +10,34 @@ use serde::Serialize;
 use std::process::Command;
 use wire::Why;
 
-/// A program that merges pages of guests that were started for it.
+/// A program that merges pages of guests: ksmd or Pagefold. The guests are started for it.
 pub trait Merger {
-    /// Name in JSON.
+    /// Name of the merger in the JSON.
     fn name(&self) -> &'static str;
-    /// A command for a process whose memory can be merged.
+    /// A command to which the arguments of a hidden command of this program are added, for a process whose memory the
+    /// merger can merge.
     fn command(&self, name: &str) -> anyhow::Result<Command>;
     /// The setting by which the lab starts its guests for this merger.
     fn fold(&self) -> anyhow::Result<Option<lab::Fold>>;
-    /// Processes besides the guests whose memory is part of the price.
+    /// Processes of the merger whose memory counts as part of its cost.
     fn own_pids(&self) -> anyhow::Result<Vec<u32>>;
     /// Tells the merger the guests' processes, before anything is merged.
     fn meet(&mut self, guests: &[Guest]) -> anyhow::Result<()>;
     /// Begins to merge, as fast as it can.
     fn on(&mut self) -> anyhow::Result<()>;
-    /// Processor time used since the merger started.
+    /// Processor time in seconds that the merger has used since it started.
     fn cpu_s(&self) -> anyhow::Result<f64>;
-    /// Work done up to this moment.
+    /// Number of merged pages and processor time up to this moment.
     fn progress(&self) -> anyhow::Result<Progress>;
-    /// Bookkeeping and statistics.
+    /// Memory for the merger's bookkeeping, and its statistics.
     fn account(&self) -> anyhow::Result<Account>;
-    /// Its account of the pool, if it has one.
+    /// The merger's account of its pool; `None` for ksmd, which has none.
     fn slots(&self) -> anyhow::Result<Option<Slots>>;
-    /// Net savings, by these places of the guests' and its own account.
+    /// Net savings, computed from what the guests' page tables show (`taken`) and from the merger's account.
     fn savings(&self, taken: &Taken) -> anyhow::Result<Savings>;
-    /// Why each of these pages, in order by process and address, is not merged.
+    /// Why each of these pages is not merged. They are in order of process and address.
     fn why(&self, pages: &[(u32, HostVirt)]) -> anyhow::Result<Vec<Why>>;
-    /// Ends the merger, after the guests have ended.
+    /// Ends the merger. The guests have ended before.
     fn off(&mut self) -> anyhow::Result<()>;
 }
 

@@ -94,7 +94,7 @@ impl Options {
     /// Checks that the options can be carried out on this host.
     ///
     /// # Errors
-    /// They cannot; the error says what is missing.
+    /// An option makes no sense, or the host lacks something; the error says what.
     pub fn check(&self) -> anyhow::Result<()> {
         if !rustix::process::geteuid().is_root() {
             let why = "setting ksmd, and seeing page frames, takes root: run this with sudo";

@@ -25,27 +25,27 @@ use std::hint::black_box;
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
-/// Number of originals.
+/// Number of originals: pages whose content no other guest has.
 const ORIGINALS: usize = 512;
 /// Number of pages equal to each original, from the start on.
 const COPIES: usize = 4;
 /// Number of pages that merging the copies with their originals saves.
 pub const SUPERFLUOUS: u64 = (ORIGINALS * COPIES) as u64;
-/// Most new duplicates that `react` waits for.
+/// Most new duplicates for which `react` measures the time until they are merged.
 pub const REACTIONS: u8 = 25;
-/// Time limit for a new duplicate, or the read region, to be merged.
+/// Time limit for a new duplicate, or for the pages of `stall`, to be merged: 20 s.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time after which `react` needs no more duplicates than this number.
+/// After 30 s, `react` writes no more duplicates once it has written 5.
 const REACTIONS_FOR: (Duration, usize) = (Duration::from_secs(30), 5);
-/// Interval between two looks at whether a page is merged.
+/// Interval between two checks whether a page is merged.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
-/// Number of pages that are read while they are merged; one half is equal to the other.
+/// Number of pages that `stall` reads while they are merged. One half of them equals the other.
 const READ_PAGES: usize = 8192;
-/// Time of reading between two counts of the merged pages.
+/// Time of reading in `stall` between two counts of the merged pages.
 const READ_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Time of reading memory that nobody merges.
+/// Time for which `stall` reads memory that nobody merges.
 const FLOOR_FOR: Duration = Duration::from_secs(2);
-/// Least duration of a read that counts as a wait.
+/// Least duration of a read that counts as waiting for the merger.
 const STALL_FROM: Duration = Duration::from_micros(5);
 
 /// The prober's answers.
@@ -90,11 +90,11 @@ pub struct Stall {
     pub merged_share: f64,
 }
 
-/// A region whose memory the merger may merge, empty at first.
+/// Memory that the merger may merge. It has a fixed capacity, and no pages at first.
 struct Region(Vec<AlignedPage>);
 
-/// Least room of a region, in pages: 32 MiB, from which on the C library's allocator always maps memory apart from the
-/// heap. The heap is not enrolled.
+/// Least capacity of a region, in pages: 32 MiB. From this size on, the C library's allocator always maps memory of its
+/// own for an allocation. Smaller ones may lie in the heap, which is not folded.
 const REGION_PAGES: usize = 8192;
 
 impl Region {
@@ -105,7 +105,7 @@ impl Region {
     }
 
     fn fill(&mut self, seeds: impl IntoIterator<Item = u64>) {
-        // Beyond its capacity the vector would move, to memory that is not marked for merging.
+        // More pages than the capacity would make the vector move to memory that is not marked for merging.
         let left = self.0.capacity() - self.0.len();
         self.0.extend(seeds.into_iter().take(left).map(filled));
     }
@@ -119,12 +119,12 @@ struct Prober {
     read: Region,
 }
 
-/// The seed of a content that no other guest of the bench has.
+/// The seed of the nth content that no other guest of the bench has.
 fn seed(n: usize) -> u64 {
     1 << 60 | n as u64
 }
 
-/// Runs the prober until its input closes.
+/// Runs the prober's process until its standard input closes.
 pub fn run() -> anyhow::Result<Outcome> {
     let mut prober = Prober::new()?;
     answer_to(|what| match what {
@@ -137,7 +137,7 @@ pub fn run() -> anyhow::Result<Outcome> {
     })
 }
 
-/// Says that the process is ready, and answers until input closes.
+/// Reports `Answer::Ready`, and then answers a request a line until standard input closes.
 pub fn answer_to(mut answer: impl FnMut(&str) -> anyhow::Result<Answer>) -> anyhow::Result<Outcome> {
     let mut out = std::io::stdout();
     let mut say = |answer: &Answer| -> anyhow::Result<()> {
@@ -165,7 +165,8 @@ impl Prober {
         Ok(prober)
     }
 
-    /// The frame of a page that is in memory, having been read.
+    /// The frame in which a page lies. The page is read first, so that it is in memory; `None` if the kernel does not
+    /// show the frame.
     fn frame(&self, page: &AlignedPage) -> anyhow::Result<Option<Pfn>> {
         black_box(read_once(page));
         let mut entries: Vec<PagemapEntry> = Vec::new();
@@ -185,7 +186,7 @@ impl Prober {
             if n >= REACTIONS_FOR.1 && first.elapsed() > REACTIONS_FOR.0 {
                 break;
             }
-            // Waits of unequal length, so as not to fall into step with a merger's rounds.
+            // The pauses have unequal lengths, so that they do not keep in step with a merger's rounds.
             std::thread::sleep(Duration::from_millis(37 + 61 * (n as u64 % 7)));
             self.fresh.fill([seed(n)]);
             let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! The bench's end of the prober's conversation.
+//! The bench's side of its conversation with the prober.
 
 use super::merger::Merger;
 use super::probe::{Answer, Stall};
@@ -15,13 +15,14 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Starts a prober, by the merger's command for processes to be merged.
+    /// Starts a prober as a process whose memory the merger can merge.
     ///
     /// # Errors
     /// The process does not start, or does not get ready.
     pub fn start(merger: &dyn Merger, name: &str, args: &[String]) -> anyhow::Result<Self> {
         let mut command = merger.command(name)?;
-        // All of its memory is new. The agent takes that for work, and folds less, unless the member is eager.
+        // All memory of the prober has just been written. Unless the member is eager, the agent takes that for work
+        // that goes on, and folds less.
         command.env("PAGEFOLD_EAGER", "1");
         let mut child = command
             .arg("bench-guest")
@@ -55,7 +56,8 @@ impl Prober {
         serde_json::from_str(&line).context("the prober has ended, or says nonsense")
     }
 
-    /// Seconds until each of so many new duplicates was merged, and the number of those that were not.
+    /// Has the prober write new duplicates. Returns the seconds until each was merged, and the number of those that
+    /// were not merged in time.
     pub fn react(&mut self, duplicates: u8) -> anyhow::Result<(Vec<f64>, u64)> {
         match self.ask(&format!("react {duplicates}"))? {
             Answer::Reaction { seconds, missed } => Ok((seconds, missed)),
@@ -63,7 +65,7 @@ impl Prober {
         }
     }
 
-    /// Times of first writes to merged pages.
+    /// Times of first writes to pages that are merged.
     pub fn first_writes(&mut self) -> anyhow::Result<Spread> {
         match self.ask("break")? {
             Answer::Break(spread) => Ok(spread),
@@ -71,7 +73,7 @@ impl Prober {
         }
     }
 
-    /// Nanoseconds per step of a walk.
+    /// Has a walker walk; returns nanoseconds per step.
     pub fn walk(&mut self) -> anyhow::Result<f64> {
         match self.ask("walk")? {
             Answer::Walk { step_ns } => Ok(step_ns),
@@ -79,7 +81,7 @@ impl Prober {
         }
     }
 
-    /// Makes all pages differ from each other.
+    /// Has a walker make all of its pages differ from one another and from those of other walkers.
     pub fn differ(&mut self) -> anyhow::Result<()> {
         match self.ask("differ")? {
             Answer::Ready => Ok(()),
@@ -87,7 +89,7 @@ impl Prober {
         }
     }
 
-    /// Times of reads of pages that are being merged.
+    /// Times of reads of pages while they are being merged.
     pub fn stalls(&mut self) -> anyhow::Result<Stall> {
         match self.ask("stall")? {
             Answer::Stall(stall) => Ok(stall),

@@ -6,9 +6,9 @@ use crate::median::median;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Number of points of a curve that are printed.
+/// Most points of a curve that are printed.
 const CURVE_POINTS: usize = 200;
-/// Share of ksmd's final merged share from which a side has merged in full.
+/// A side counts as done when it has merged 99% of the share of equal pages that ksmd merged in the end.
 const IN_FULL: f64 = 0.99;
 
 /// Pagefold's figures over ksmd's; absent where Pagefold never got there.
@@ -65,7 +65,7 @@ pub struct Bench {
 }
 
 impl Round {
-    /// Compares two turns.
+    /// Compares the turns of the two sides in one round.
     pub fn of(mut ksmd: Turn, mut pagefold: Turn) -> Self {
         let in_full = share(&ksmd, ksmd.merged_pages as f64) * IN_FULL;
         for turn in [&mut ksmd, &mut pagefold] {
@@ -86,7 +86,7 @@ impl Round {
     }
 }
 
-/// Pages as a share of those that could be merged.
+/// Pages as a share of those that could be merged in this turn.
 fn share(turn: &Turn, pages: f64) -> f64 {
     pages / turn.equal_pages.max(1) as f64
 }
@@ -95,8 +95,8 @@ fn over(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
     Some(ours? / theirs.filter(|t| *t > 0.0)?)
 }
 
-/// Ratio of idle processor time. Told to sleep between batches, ksmd would take proportionally less and react
-/// proportionally later.
+/// Pagefold's processor time while guests are idle over ksmd's, if ksmd slept between its batches until it reacted as
+/// slowly. Then it would use proportionally less processor time.
 fn steady_ratio(ksmd: &Turn, pagefold: &Turn) -> Option<f64> {
     let slowed = over(ksmd.reaction_s, pagefold.reaction_s)?.min(1.0);
     over(Some(pagefold.steady_cpu_s_per_s), Some(ksmd.steady_cpu_s_per_s * slowed))

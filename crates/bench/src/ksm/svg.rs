@@ -1,4 +1,4 @@
-//! Curves of a churn as a picture: plain SVG, one axis of time and one of pages.
+//! Draws the curves of `--churn` as SVG: merged and broken pages over time.
 
 use super::churn::Round;
 use super::curve::{Curve, Point};
@@ -6,10 +6,10 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 400.0;
-/// Edges of the field of the curves: left, top, right, bottom.
+/// Edges of the area in which curves are drawn: left, top, right, bottom.
 const FIELD: (f64, f64, f64, f64) = (80.0, 46.0, 640.0, 350.0);
 
-/// The place of values in the picture.
+/// Turns seconds and pages into coordinates of the picture.
 struct Scale {
     seconds: f64,
     pages: f64,
@@ -25,14 +25,14 @@ impl Scale {
     }
 }
 
-/// Distance between the marks of an axis: 1, 2 or 5 times a power of ten, for about `count` marks up to `most`.
+/// Distance between two ticks of an axis that ends at `most`: 1, 2 or 5 times a power of ten, for about `count` ticks.
 pub fn step(most: f64, count: f64) -> f64 {
     let raw = (most / count).max(1e-9);
     let power = 10_f64.powf(raw.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw).unwrap_or(raw)
 }
 
-/// Draws both sides' pages over time.
+/// Draws the merged pages of both sides over time, and Pagefold's broken pages.
 pub fn draw(round: &Round, resident_pages: u64) -> String {
     let all = || round.ksmd.curve.0.iter().chain(&round.pagefold.curve.0);
     let most = all().map(|p| p.so_far.merged_pages.max(p.broken_pages())).max().unwrap_or(1).max(1);

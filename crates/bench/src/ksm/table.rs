@@ -1,16 +1,17 @@
-//! The result for people.
+//! Prints the result of `pagefold bench ksm` as a table.
 
 use super::result::Bench;
 use report::{Align, Table};
 use serde_json::Value;
 use std::io::{self, Write};
 
-/// A row: its name, its place in the JSON of a turn, its format, and the bound that Pagefold aims at.
+/// A row of the table: its title, where its number is in the JSON of a turn, its decimals, and the value that Pagefold
+/// is to reach.
 struct Row {
     what: &'static str,
     pointer: &'static str,
     decimals: usize,
-    /// Factor by which the number is multiplied.
+    /// Factor by which the JSON's number is multiplied.
     scale: f64,
     aim: &'static str,
 }
@@ -50,7 +51,7 @@ const ROWS: [Row; 25] = [
 /// Prints the result as a table.
 ///
 /// # Errors
-/// It cannot be written.
+/// `out` cannot be written.
 pub fn print(out: &mut dyn Write, bench: &Bench) -> io::Result<()> {
     use Align::{Left, Right};
     let mut table = Table::new(&[("", Left), ("ksmd", Right), ("pagefold", Right), ("aim", Left)]);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Times in nanoseconds, in any order, and the number of those too short to be kept one by one.
+/// Durations in nanoseconds, and the number of durations that were too short to be kept one by one.
 #[derive(Clone, Debug, Default)]
 pub struct Timings {
     kept: Vec<u64>,
@@ -25,7 +25,7 @@ pub struct Spread {
 }
 
 impl Timings {
-    /// An empty set, which keeps times from `keep_from` on and only counts shorter ones.
+    /// No durations yet. Those of at least `keep_from` will be kept; shorter ones will only be counted.
     pub fn new(keep_from: Duration) -> Self {
         Self { keep_from: keep_from.as_nanos() as u64, ..Self::default() }
     }
@@ -36,12 +36,12 @@ impl Timings {
         if ns < self.keep_from { self.short += 1 } else { self.kept.push(ns) }
     }
 
-    /// The spread of all times; a short one counts as the shortest that would have been kept.
+    /// The spread of all durations; a short one counts as `keep_from`.
     pub fn spread(&self) -> Spread {
         self.of(self.short)
     }
 
-    /// The spread of the times that were kept.
+    /// The spread of the durations that were kept.
     pub fn spread_of_kept(&self) -> Spread {
         self.of(0)
     }

@@ -1,5 +1,6 @@
-//! A program bound by memory: it walks in huge pages, and each step must wait for the one before. In some of them, a
-//! part of the small pages is equal to another program's.
+//! A program whose speed depends on memory: it reads places all over its memory, each of which follows from what was
+//! read before. Its memory lies in huge pages. In some of these, a part of the small pages is equal to another
+//! walker's.
 
 use super::probe::{Answer, answer_to};
 use crate::synthetic::{AlignedPage, filled};
@@ -9,9 +10,9 @@ use page::PAGE_BYTES;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Number of pages in every four runs that the other program has too, for each quarter of the memory.
+/// For each quarter of the memory: how many in every four runs of pages are equal to another walker's.
 const SHARED: [usize; 4] = [0, 1, 3, 4];
-/// Length in pages of a run that is equal, or not, as a whole, like those of files.
+/// Length of a run in pages. All of a run is equal to another walker's, or nothing, as with pages of files.
 const RUN: usize = 16;
 /// Number of walks; their median counts.
 const WALKS: usize = 60;
@@ -38,7 +39,7 @@ pub fn walk(args: &WalkArgs) -> anyhow::Result<Outcome> {
     memory.extend((0..args.pages).map(|n| filled(seed(n, args))));
     answer_to(|what| match what {
         "walk" => Ok(Answer::Walk { step_ns: step_ns(&memory) }),
-        // From here on, no page is equal to another one.
+        // After this request, no page is equal to another one, in this walker or another.
         "differ" => {
             for (n, page) in (0..).zip(&mut memory) {
                 page.0[..8].copy_from_slice(&((args.number + 1) << 40 | n).to_ne_bytes());
@@ -54,7 +55,7 @@ fn seed(n: usize, args: &WalkArgs) -> u64 {
     if shared { 1 << 61 | n as u64 } else { (args.number + 1) << 40 | n as u64 }
 }
 
-/// Median of nanoseconds per step.
+/// Nanoseconds per step: the median over `WALKS` walks.
 fn step_ns(memory: &[AlignedPage]) -> f64 {
     let mut walks: Vec<f64> = (0..WALKS)
         .map(|n| {
@@ -67,7 +68,7 @@ fn step_ns(memory: &[AlignedPage]) -> f64 {
     walks[WALKS / 2]
 }
 
-/// Walks `STEPS` steps. The place of each follows from the byte read in the one before.
+/// One walk of `STEPS` steps. Each step reads a byte, from which the place of the next step follows.
 fn steps(memory: &[AlignedPage], seed: u64) -> u64 {
     let mut state = seed;
     for _ in 0..STEPS {

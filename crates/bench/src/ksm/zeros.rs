@@ -6,7 +6,7 @@
 use super::equal::{Guest, memory_of};
 use host::{Mapping, Pagemap};
 
-/// The guests' memory, and its pages that were the kernel's zero page before merging.
+/// The guests' memory, and how many of its pages were mapped to the kernel's zero page before merging.
 #[derive(Default)]
 pub struct Zeros {
     memory: Vec<(Pagemap, Vec<Mapping>)>,
@@ -14,7 +14,8 @@ pub struct Zeros {
 }
 
 impl Zeros {
-    /// Of these guests, but for those that have ended: a container's processes come and go.
+    /// Counts for these guests, before merging. Those that have ended are left out: a container's processes come and
+    /// go.
     ///
     /// # Errors
     /// Page tables cannot be read.
@@ -27,7 +28,7 @@ impl Zeros {
         Ok(zeros)
     }
 
-    /// Pages that have become the kernel's zero page since. A process that has ended has none.
+    /// Number of pages that have been mapped to the kernel's zero page since. A process that has ended has none.
     ///
     /// # Errors
     /// The kernel refused to look.
@@ -49,7 +50,7 @@ impl Zeros {
         Ok(pages.saturating_sub(self.before))
     }
 
-    /// The mappings of the guest with this number that may be its memory.
+    /// The mappings that may be guest memory, of the guest with this number among those counted.
     pub fn mappings_of(&self, guest: usize) -> Option<&[Mapping]> {
         self.memory.get(guest).map(|(_, mappings)| &mappings[..])
     }

@@ -1,4 +1,4 @@
-//! Arms: what is folded in a slice, and who goes on folding.
+//! Arms: states of the group and of ksmd in which requests are timed, and how each is reached.
 
 use crate::ksm::ksmd::set_to_work;
 use crate::serving::Serving;
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 /// ksmd's knobs for 50,000 pages a second: a thousand, and a sleep of 20 ms.
 const KSMD: [(&str, &str); 2] = [("pages_to_scan", "1000"), ("sleep_millisecs", "20")];
-/// Interval between two looks: 100 ms.
+/// Interval between two queries of how much is folded: 100 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Time in which not 1% more is folded, after which all is: 2 s.
+/// Folding counts as settled when it has not grown by 1% for this time: 2 s.
 const NO_MORE: Duration = Duration::from_secs(2);
 /// Time limit for enough to be folded, or for nothing to be folded any more: 2 minutes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Rest after nothing is folded any more, or nothing goes on: 1 s.
+/// Pause after an arm's state is reached: 1 s.
 const REST: Duration = Duration::from_secs(1);
 
-/// An arm.
+/// An arm: what is folded while requests are timed, and whether folding goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Arm {
@@ -39,7 +39,7 @@ pub enum Arm {
 }
 
 impl Arm {
-    /// Its name.
+    /// Name of the arm, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -50,39 +50,39 @@ impl Arm {
         }
     }
 
-    /// Whether pages of the group are folded in it.
+    /// Whether pages of the group are folded in this arm.
     const fn is_folded(self) -> bool {
         matches!(self, Self::On | Self::Rounds | Self::Still)
     }
 }
 
-/// The state of the group, and of ksmd.
+/// Changes the state of the group, and of ksmd, from arm to arm.
 pub struct Arms<'a> {
     serving: &'a Serving,
     arm: Option<Arm>,
-    /// Pages that must be folded in an arm where any are.
+    /// Least number of folded pages in an arm with folded pages.
     floor: u64,
-    /// Most time to settle, once so many are.
+    /// Most time for folding to settle, once `Self::floor` pages are folded.
     settle: Duration,
-    /// The group's scan rate, where that is not changed.
+    /// The group's scan rate in all arms but `rounds`.
     scan_rate: ScanRate,
 }
 
 impl<'a> Arms<'a> {
-    /// Before the first arm.
+    /// No arm has begun yet.
     pub const fn new(serving: &'a Serving, floor: u64, settle: Duration, scan_rate: ScanRate) -> Self {
         Self { serving, arm: None, floor, settle, scan_rate }
     }
 
-    /// Whether pages that are not folded will be, when this arm begins.
+    /// Whether the beginning of this arm folds pages: it has folded pages, and the arm before has none.
     pub fn folds_in(&self, arm: Arm) -> bool {
         arm.is_folded() && !self.arm.is_some_and(Arm::is_folded)
     }
 
-    /// Begins this arm. Returns when the state that it needs is reached.
+    /// Begins this arm. Returns when enough pages are folded, or none are, as the arm needs.
     ///
     /// # Errors
-    /// It is not reached, or the service does not answer.
+    /// The state is not reached in time, or the service does not answer.
     pub fn begin(&mut self, arm: Arm) -> anyhow::Result<()> {
         if self.arm == Some(arm) {
             return Ok(());
@@ -112,7 +112,7 @@ impl<'a> Arms<'a> {
         Ok(())
     }
 
-    /// Leaves nothing to do for the guardian, where this arm is the last one.
+    /// Ends the last arm. If ksmd merged in it, all is unmerged and ksmd stopped.
     ///
     /// # Errors
     /// KSM's knobs cannot be set any more.
@@ -139,7 +139,7 @@ impl<'a> Arms<'a> {
         Ok(set_ksm("run", "0")?)
     }
 
-    /// Waits until enough is folded, and no more comes or the time to settle is over.
+    /// Waits until enough pages are folded, and no more are added or the time to settle is over.
     fn settle(&self, folded: impl Fn() -> anyhow::Result<u64>) -> anyhow::Result<()> {
         let (begin, mut most, mut grown) = (Instant::now(), 0, Instant::now());
         loop {
@@ -156,7 +156,7 @@ impl<'a> Arms<'a> {
     }
 }
 
-/// Waits until nothing is folded any more, and rests.
+/// Waits until no page is folded any more, and pauses.
 fn until_none(folded: impl Fn() -> anyhow::Result<u64>) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The host's load: a burner for each processor, which computes for a part of the time.
+//! The host's load: for each processor a burner, a process that computes for a part of the time.
 
 use anyhow::Context;
 use cli::exit::Outcome;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time in which a burner computes once, and then sleeps: 10 ms.
+/// Period of a burner, in which it computes for its part of the time and then sleeps: 10 ms.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// A load of the host.
@@ -25,7 +25,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Its name.
+    /// Name of the load of the host, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -59,10 +59,10 @@ pub struct BurnArgs {
 pub struct Burners(Vec<Child>);
 
 impl Burners {
-    /// Starts those of a load, on each processor that this process may use.
+    /// Starts the burners of a load of the host, one on each processor that this process may use.
     ///
     /// # Errors
-    /// One does not start.
+    /// A burner does not start.
     pub fn start(host: Host) -> anyhow::Result<Self> {
         let mut burners = Self(Vec::new());
         if host.percent() == 0 {
@@ -85,7 +85,7 @@ impl Burners {
 impl Drop for Burners {
     fn drop(&mut self) {
         for burner in &mut self.0 {
-            // It may have ended.
+            // The burner may have ended already.
             let _ = burner.kill();
             let _ = burner.wait();
         }

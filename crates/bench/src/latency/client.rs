@@ -1,4 +1,4 @@
-//! Clients: threads that ask at a fixed rate, or listen, until their load ends.
+//! Clients: threads that send requests at a fixed rate, or listen to a program, until their load ends.
 
 use super::samples::{Samples, now_ns};
 use anyhow::Context;
@@ -10,32 +10,33 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Niceness of a client's threads: late clients would be taken for late answers.
+/// Niceness of a client's threads: if they were scheduled late, answers would seem to be late.
 const NICENESS: i32 = -20;
 
 /// Running threads of a client. Dropping it ends them.
 #[derive(Default)]
 pub struct Client {
-    /// Its samples.
+    /// The times of operations that the client has measured.
     pub samples: Arc<Samples>,
     threads: Vec<JoinHandle<()>>,
     streams: Vec<UnixStream>,
 }
 
 impl Client {
-    /// A client without threads.
+    /// A client that has no threads yet.
     pub fn of(samples: Samples) -> Self {
         Self { samples: Arc::new(samples), threads: Vec::new(), streams: Vec::new() }
     }
 
-    /// Has a thread do this, which is to end when the samples are over or the stream is shut down. An error is the load's.
+    /// Starts a thread of the client. It is to end when `samples` are over, or a stream of `Self::keep` is shut down.
+    /// An error of the thread counts as a failure of the load.
     ///
     /// # Errors
-    /// The system has no further thread.
+    /// The system allows no further thread.
     pub fn go(&mut self, work: impl FnOnce(&Samples) -> anyhow::Result<()> + Send + 'static) -> anyhow::Result<()> {
         let samples = Arc::clone(&self.samples);
         let thread = move || {
-            // Without the right to do these, all arms have longer times.
+            // Without the right to raise the priority, times are longer in all arms alike.
             let _ = rustix::process::setpriority_process(None, NICENESS);
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
             if let Err(e) = work(&samples) {
@@ -47,7 +48,7 @@ impl Client {
         Ok(())
     }
 
-    /// Has this stream shut down at the end.
+    /// Has this stream shut down when the client is dropped, which ends threads that read from it.
     ///
     /// # Errors
     /// Too many files are open.
@@ -56,10 +57,11 @@ impl Client {
         Ok(())
     }
 
-    /// Asks a server so many times a second. `request` makes the next request, and `answer` reads the next answer.
+    /// A client that sends this many requests a second to a server. `request` makes the next request, and `answer`
+    /// reads the next answer.
     ///
     /// # Errors
-    /// The server does not listen.
+    /// The server does not accept connections.
     pub fn asking(
         socket: &str,
         rate: u32,
@@ -94,21 +96,21 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.samples.end();
         for stream in &self.streams {
-            // The other side may have hung up.
+            // The server may have closed the connection.
             let _ = stream.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {
-            // A thread that has panicked has said so.
+            // A thread that has panicked has printed why.
             let _ = thread.join();
         }
     }
 }
 
-/// Numbers that look random, the same in each run.
+/// Pseudo-random numbers, the same in each run.
 pub struct Numbers(u64);
 
 impl Numbers {
-    /// From the first one on.
+    /// Begins the sequence of numbers.
     pub const fn new() -> Self {
         Self(0x9e37_79b9_7f4a_7c15)
     }

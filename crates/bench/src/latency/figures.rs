@@ -1,4 +1,5 @@
-//! Rows of the result: figures of slices that are alike, their ratios to the slices of `off`, and verdicts.
+//! Rows of the result: figures of all slices of one kind, their ratios to the slices of `off`, and whether these keep
+//! their bounds.
 
 use super::arms::Arm;
 use super::burners::Host;
@@ -8,15 +9,16 @@ use crate::median::median;
 use crate::ratio::{Verdict, interval};
 use serde::Serialize;
 
-/// Most of the ratio of processor time per operation: 2% more.
+/// Bound of the processor time per operation, over that in `off`: 2% more.
 const CPU: Bar = Bar { ratio: 1.02, high: 1.02 };
-/// Most of the ratio of rates, `off` over another arm: 2% less.
+/// Bound of the rate of operations in `off`, over that in another arm: 2% more.
 const RATE: Bar = Bar { ratio: 1.0 / 0.98, high: 1.0 / 0.98 };
-/// Most of the ratio of 99th percentiles to those of ksmd.
+/// Bound of 99th percentiles in `on`, over those in `ksmd`: no more.
 const KSMD: Bar = Bar { ratio: 1.0, high: 1.0 };
-/// Load whose longest time has a bar.
+/// The load whose longest time has a bound.
 const TICKER: &str = "ticker";
-/// Longest time of that load, in microseconds: 10 ms, and 30 ms where threads are stopped.
+/// Bound of that load's longest time, in microseconds: 10 ms, and 30 ms in attached programs, whose threads are stopped
+/// at times.
 const LONGEST_US: (f64, f64) = (10_000.0, 30_000.0);
 
 /// Bounds of a ratio, and of the upper end of its interval.
@@ -27,7 +29,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Of the 99th percentile's ratio.
+    /// Bound of the 99th percentile, over that in `off`, with this load of the host.
     pub const fn on(host: Host) -> Self {
         match host {
             Host::Idle | Host::Busy => Self { ratio: 1.05, high: 1.10 },
@@ -104,7 +106,8 @@ pub struct Row {
 }
 
 impl Ratio {
-    /// Of the rounds' ratios, which are to be small. Where a bar is a least value, `is_least`, the ratios are those of the inverse.
+    /// Judges the ratios of all rounds, which must not exceed the bound. Where a figure has a least value instead
+    /// (`is_least`), `ratios` and `bar` are those of its inverse, and the result is inverted again.
     fn of(ratios: &[f64], bar: Bar, is_least: bool) -> Self {
         let (ratio, ci95) = (median(ratios), interval(ratios));
         let verdict = match ci95 {
@@ -121,7 +124,7 @@ impl Ratio {
     }
 }
 
-/// The rows of all slices, in their order.
+/// Sorts slices into rows, in the order in which each row's first slice comes.
 pub fn rows(all: &[Measured]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for measured in all {
@@ -167,7 +170,7 @@ impl Row {
         median(&self.slices.iter().map(figure).collect::<Vec<_>>())
     }
 
-    /// The ratios of a figure to that of another row, round by round.
+    /// This row's figure over the other row's, for each round in which both have a slice.
     fn ratios(&self, other: &Self, figure: fn(&Slice) -> f64) -> Vec<f64> {
         let pair = |slice: &Slice| {
             let other = other.slices.iter().find(|other| other.round == slice.round)?;
@@ -176,7 +179,7 @@ impl Row {
         self.slices.iter().filter_map(pair).collect()
     }
 
-    /// Fills in what follows from the slices.
+    /// Fills in the medians, ratios and verdicts, which follow from the slices of this row and of the others.
     fn judge(&mut self, others: &[Self]) {
         let arm = |arm: Arm| {
             let is_like = |row: &&Self| (row.load, row.member, row.host) == (self.load, self.member, self.host);

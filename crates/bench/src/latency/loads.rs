@@ -1,4 +1,4 @@
-//! Loads: programs whose requests are timed. Each is a file here.
+//! Loads: programs whose requests are timed. Each load is a file in this directory.
 
 mod guest_ticker;
 mod postgres;
@@ -11,7 +11,7 @@ use super::scene::Scene;
 use serde::Serialize;
 use std::any::Any;
 
-/// All loads.
+/// All kinds of loads.
 pub const KINDS: [&Kind; 4] = [&redis::REDIS, &ticker::TICKER, &postgres::POSTGRES, &web::WEB];
 
 /// How programs become members.
@@ -27,7 +27,7 @@ pub enum Member {
 }
 
 impl Member {
-    /// Its name.
+    /// Name of this way to become a member, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Started => "started",
@@ -56,10 +56,10 @@ pub struct Kind {
 
 /// A load that runs. Dropping it ends its client, and then its programs.
 pub struct Load {
-    /// Its client.
+    /// The client that times its requests.
     pub client: Client,
-    /// The program that is asked. Its children work for it.
+    /// The program that gets the requests. Its children answer some of them.
     pub pid: u32,
-    /// Its programs, and what they need.
+    /// Programs that end with the load, and what they need.
     pub _programs: Box<dyn Any>,
 }

@@ -1,4 +1,4 @@
-//! Priority of the engine's threads, for finding out what they take from the loads.
+//! Changes the priority of the threads that fold, to find out how much they slow down the loads.
 
 use crate::serving::{Serving, agents_of, prover_of};
 use crate::side::GROUP;
@@ -18,7 +18,8 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// Gives it to all threads of the group's engine: its agents in these members, its worker, the prover and the supervisor.
+    /// Gives this priority to all threads that fold for the group: the agents in these members, the group's worker, the
+    /// prover and the supervisor.
     ///
     /// # Errors
     /// The service does not answer, or a thread cannot be changed.

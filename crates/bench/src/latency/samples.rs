@@ -1,4 +1,4 @@
-//! Times of operations, as they come in from a load's client.
+//! Durations of operations, as a load's client reports them.
 
 use anyhow::{bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time without an operation after which a load stands still: 20 s.
+/// Time to wait for operations, after which a load counts as having failed: 20 s.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Interval between two looks: 10 ms.
+/// Interval between two checks whether enough operations have come in: 10 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Nanoseconds of the clock by which operations are due, which all processes of a host share.
+/// The monotonic clock in nanoseconds. All processes of a host share it, and say by it when operations are due.
 pub fn now_ns() -> u64 {
     in_ns(clock_gettime(ClockId::Monotonic))
 }
@@ -21,14 +21,14 @@ pub fn in_ns(time: rustix::time::Timespec) -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// An operation that is over.
+/// An operation that has ended: a request that was answered, a transaction, or a tick.
 #[derive(Clone, Copy, Debug)]
 struct Operation {
     due_ns: u64,
     took_ns: u64,
 }
 
-/// Operations that were due in a time.
+/// Operations that were due in an interval of time.
 #[derive(Debug, PartialEq)]
 pub struct Window {
     /// How long each of them took, in ascending order, in nanoseconds.
@@ -52,17 +52,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Samples {
-    /// Operations that come in so much out of order.
+    /// No operations yet. Each may come in this much later than one that was due after it.
     pub fn out_of_order(disorder: Duration) -> Self {
         Self { disorder, ..Self::default() }
     }
 
-    /// Adds an operation that was due at this time, and took so long.
+    /// Adds an operation that was due at this time and took this long from then on.
     pub fn add(&self, due_ns: u64, took_ns: u64) {
         locked(&self.all).push(Operation { due_ns, took_ns });
     }
 
-    /// Notes why no more come in. An end that was asked for is no failure.
+    /// Notes why no more operations come in. After [`Self::end`], this is no failure.
     pub fn fail(&self, why: String) {
         if !self.is_over() {
             locked(&self.failed).get_or_insert(why);
@@ -89,7 +89,8 @@ impl Samples {
             if let Some(why) = &*locked(&self.failed) {
                 bail!("{why}");
             }
-            // Those of a client come in almost by their order.
+            // Operations of one client come in nearly in the order in which they were due. Once one that was due
+            // `disorder` after the interval is there, none of the interval is missing.
             if locked(&self.all).iter().rev().any(|operation| operation.due_ns >= enough_ns) {
                 break;
             }

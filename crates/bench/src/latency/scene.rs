@@ -22,40 +22,40 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// Time after the host's load has changed that is in no slice: 0.5 s.
+/// Pause after a change of the host's load, in which nothing is measured: 0.5 s.
 const HOST_REST: Duration = Duration::from_millis(500);
-/// Time limit for a helper to end after its program: 20 s.
+/// Time limit for a helper process to end after the program beside which it runs: 20 s.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where loads run.
 pub struct Scene<'a> {
-    /// The service, and the programs.
+    /// The service, and the programs that were started.
     pub side: Side<'a>,
     /// How programs become members.
     pub member: Member,
-    /// A directory.
+    /// Directory for the scene's files.
     pub dir: &'a Path,
     args: &'a Args,
     kinds: &'a [&'static Kind],
-    /// The members' processes, and the helpers beside those that are attached.
+    /// Processes of the members; in `helpers`, the processes that stay beside attached members.
     members: RefCell<Vec<u32>>,
     helpers: RefCell<Vec<u32>>,
 }
 
-/// A program that is a member. Dropping it ends it, and then the helper beside it.
+/// A program that is a member. Dropping this ends the program, and then its helper process if it was attached.
 pub struct Server {
     running: Running,
     _helper: Option<Helper>,
 }
 
 impl Server {
-    /// Its process.
+    /// Process id of the program.
     pub fn pid(&self) -> u32 {
         self.running.pid()
     }
 }
 
-/// The program beside one that is attached.
+/// The process of `pagefold-attach` that stays beside an attached program.
 struct Helper(Child);
 
 impl Drop for Helper {
@@ -69,7 +69,7 @@ impl Drop for Helper {
     }
 }
 
-/// Totals of processes, of which some may have ended.
+/// Totals of these processes. One that has ended counts 0.
 fn own_of(pids: &[u32]) -> Own {
     let threads: Vec<_> = pids.iter().flat_map(|pid| own_threads_of(*pid)).collect();
     let faults = |pid: &u32| ProcessStat::read(*pid).map_or(0, |stat| stat.minor_faults);
@@ -80,7 +80,7 @@ fn own_of(pids: &[u32]) -> Own {
     }
 }
 
-/// The group's configuration.
+/// Settings of the group, for the service's configuration file.
 pub fn settings(scan_rate: ScanRate, latency: Latency) -> String {
     let rate = match scan_rate {
         ScanRate::Auto => "\"auto\"".to_owned(),
@@ -91,7 +91,7 @@ pub fn settings(scan_rate: ScanRate, latency: Latency) -> String {
 }
 
 impl<'a> Scene<'a> {
-    /// Starts its service.
+    /// Starts the service of the scene.
     ///
     /// # Errors
     /// The service does not start.
@@ -116,15 +116,15 @@ impl<'a> Scene<'a> {
         self.side.finish().map(drop)
     }
 
-    /// Requests a second of a load.
+    /// Requests a second that this load gets.
     pub fn rate(&self, kind: &Kind) -> u32 {
         self.args.rate.unwrap_or(kind.rate)
     }
 
-    /// Starts a program that is to be a member, as a user, and waits until it answers.
+    /// Starts a program as the given user, makes it a member, and waits until it answers.
     ///
     /// # Errors
-    /// It ends, does not answer, or cannot be attached.
+    /// The program ends, does not answer, or cannot be attached.
     pub fn start(
         &self,
         name: &str,
@@ -149,12 +149,12 @@ impl<'a> Scene<'a> {
         Ok(server)
     }
 
-    /// Notes processes that are to be members.
+    /// Adds processes to those that `Self::run` expects to be members.
     pub fn note_members(&self, pids: &[u32]) {
         self.members.borrow_mut().extend(pids);
     }
 
-    /// The file of the times for which threads were stopped.
+    /// The file to which helpers add how long they stopped threads.
     fn stops(&self) -> PathBuf {
         self.dir.join("stops")
     }
@@ -184,7 +184,7 @@ impl<'a> Scene<'a> {
         measured
     }
 
-    /// Waits until all programs are members.
+    /// Waits until all programs are members and have memory that can be folded.
     fn meet(&self) -> anyhow::Result<()> {
         let serving = self.serving()?;
         let are_members = || {
@@ -225,7 +225,8 @@ impl<'a> Scene<'a> {
                     all.extend(self.slice(loads, (arm.name(), *host, round), whole)?);
                 }
             }
-            // Forth and back.
+            // The next round goes through the arms backwards, so that slow changes of the machine fall on all arms
+            // alike.
             order.reverse();
             hosts.rotate_left(1);
         }
@@ -233,7 +234,7 @@ impl<'a> Scene<'a> {
         Ok(all)
     }
 
-    /// Measures all loads while something is done.
+    /// Measures all loads from before until after `act`.
     fn slice(
         &self,
         loads: &[Load],
@@ -274,7 +275,7 @@ impl<'a> Scene<'a> {
         Ok(look)
     }
 
-    /// Tells how long threads of attached programs were stopped.
+    /// Prints how long threads of attached programs were stopped.
     fn tell_stops(&self) {
         let text = fs::read_to_string(self.stops()).unwrap_or_default();
         let mut stops: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! A slice of one load: its figures.
+//! A slice: a time in which the arm and the host's load stay the same, and one load's figures in it.
 
 use super::burners::Host;
 use super::loads::Member;
@@ -84,7 +84,7 @@ pub struct Measured {
 }
 
 impl Slice {
-    /// The figures of the load with this number between two looks.
+    /// The figures of the load with this number in the scene, between two readings.
     pub fn of(round: u32, [before, after]: [&Look; 2], load: usize, window: &Window) -> Self {
         let seconds = (after.at_ns - before.at_ns) as f64 / 1e9;
         let [own_before, own] = [before, after].map(|look| look.own.get(load).copied().unwrap_or_default());
@@ -111,7 +111,8 @@ impl Slice {
     }
 }
 
-/// The least of some values in ascending order that so many thousandths of them do not exceed; 0 of none.
+/// Percentile, in thousandths, of values in ascending order: the least value that this share of them does not exceed. 0
+/// if there are no values.
 fn percentile(sorted: &[u64], permille: usize) -> u64 {
     let rank = (sorted.len() * permille).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! The result for people.
+//! Prints the result of `pagefold bench latency` as a table.
 
 use super::figures::{Ratio, Row};
 use report::{Align, Table};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Prints the rows as a table.
 ///
 /// # Errors
-/// It cannot be written.
+/// `out` cannot be written.
 pub fn print(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
     use Align::{Left, Right};
     let columns = [

@@ -1,4 +1,4 @@
-//! The boot of a guest, emulated or by KVM as the lab finds, beside one that rests and is folded.
+//! The boot of a guest (by KVM if the lab finds it usable, else emulated), beside one that is idle and folded.
 
 use super::{USUAL, Workload};
 use crate::serving::program;
@@ -17,7 +17,8 @@ pub const BOOT: Workload = Workload {
     recipe: boot,
 };
 
-/// Boots guests one after the other; those before stay.
+/// Boots guests one after the other, and returns the mean seconds of a boot. Guests that were booted before go on
+/// running.
 fn boot(side: &Side) -> anyhow::Result<f64> {
     let dir = side.path("lab")?;
     side.keep_lab(Path::new(&dir))?;

@@ -7,7 +7,7 @@ pub const BUILD: Workload = Workload {
     name: "build",
     unit: "build of Lua by GCC",
     cap: USUAL,
-    // Compilers end before anything rests.
+    // Compilers end before any of their memory is left unwritten long enough to be folded.
     floor: 0,
     needs: &[("cc", "gcc"), ("make", "make"), ("apt-get", "apt")],
     recipe: build,

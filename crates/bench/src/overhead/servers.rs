@@ -1,4 +1,5 @@
-//! Servers: each holds the data that a second one has too, and is asked by its own bench.
+//! Servers: two instances of each hold the same data, and the first gets the requests of the server's own benchmark
+//! program.
 
 use super::{USUAL, Workload};
 use crate::side::{Running, Side};
@@ -29,16 +30,16 @@ pub(super) const POSTGRES: Workload = Workload {
     name: "postgres",
     unit: "transaction of pgbench",
     cap: USUAL,
-    // Its children hold the memory, and children are not enrolled.
+    // Most memory is that of the server's forked children, which are not enrolled for folding.
     floor: 0,
     needs: &[("pgbench", "postgresql-client-common")],
     recipe: postgres,
 };
 
-/// Instances of a server with the same data, of which the first is asked.
+/// Names of the two instances of a server, which have the same data. Only the first gets requests.
 pub const NAMES: [&str; 2] = ["one", "other"];
 
-/// Whether a client succeeds.
+/// Whether a command succeeds, as a sign that the server answers.
 fn succeeds(words: &[&str]) -> bool {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -47,12 +48,12 @@ fn succeeds(words: &[&str]) -> bool {
 
 // --- Redis
 
-/// Words that start a Redis that keeps nothing on disk.
+/// Command line of a Redis that writes nothing to disk.
 pub fn redis_words(socket: &str) -> [&str; 9] {
     ["redis-server", "--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no"]
 }
 
-/// Whether a Redis answers.
+/// Whether the Redis at this socket answers.
 pub fn redis_answers(socket: &str) -> bool {
     succeeds(&["redis-cli", "-s", socket, "ping"])
 }
@@ -62,10 +63,10 @@ pub fn redis_set(key: u64) -> String {
     format!("SET key:{key:012} {key:010}{}\r\n", "0123456789".repeat(29))
 }
 
-/// Gives every instance the same keys.
+/// Fills both instances with the same keys.
 ///
 /// # Errors
-/// One of them does not answer.
+/// An instance does not answer.
 pub fn fill_redis(side: &Side, keys: u64) -> anyhow::Result<()> {
     let load = side.path("load")?;
     fs::write(&load, (0..keys).map(redis_set).collect::<String>()).with_context(|| format!("cannot write {load}"))?;
@@ -114,7 +115,7 @@ fn sysbench(side: &Side, name: &str, verb: &str, more: &str) -> anyhow::Result<f
     Ok(side.aside(&words.split_whitespace().collect::<Vec<_>>())?.1)
 }
 
-/// Makes the data that both servers have.
+/// Makes the data directory of which both servers get a copy.
 fn mariadb_data(side: &Side, dir: &str) -> anyhow::Result<()> {
     let install =
         "mariadb-install-db --no-defaults --user=root --skip-test-db --auth-root-authentication-method=normal";
@@ -136,7 +137,7 @@ fn mariadb(side: &Side) -> anyhow::Result<f64> {
     };
     let _servers = NAMES.map(start).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     for name in NAMES {
-        // Reads the tables into both buffer pools.
+        // Reading all rows brings the tables into the buffer pools of both servers.
         let sums = "select sum(crc32(c)) from test.sbtest1, (select 1) x union all select sum(crc32(c)) from test.sbtest2 \
                     union all select sum(crc32(c)) from test.sbtest3 union all select sum(crc32(c)) from test.sbtest4";
         side.aside(&["mariadb", "--no-defaults", "-S", &side.path(&format!("{name}.sock"))?, "-e", sums])?;
@@ -148,12 +149,12 @@ fn mariadb(side: &Side) -> anyhow::Result<f64> {
 
 // --- PostgreSQL
 
-/// Words before a command of the user that PostgreSQL insists on.
+/// Beginning of a command that runs as PostgreSQL's user: as root, its programs refuse to work.
 const AS_POSTGRES: [&str; 7] = ["setpriv", "--init-groups", "--reuid", POSTGRES_USER, "--regid", POSTGRES_USER, "--"];
 /// The user as whom PostgreSQL runs.
 pub const POSTGRES_USER: &str = "postgres";
 
-/// Directory of the newest PostgreSQL's programs.
+/// Directory of the programs of the newest PostgreSQL that is installed.
 fn postgres_bin() -> anyhow::Result<String> {
     let versions = fs::read_dir("/usr/lib/postgresql").context("not installed: apt-get install postgresql")?;
     let newest = versions.filter_map(|entry| Some(entry.ok()?.path())).max();
@@ -162,17 +163,17 @@ fn postgres_bin() -> anyhow::Result<String> {
     bin.to_str().map(str::to_owned).context("a path that is not UTF-8")
 }
 
-/// A PostgreSQL with data of this turn.
+/// A PostgreSQL server's programs, and its data for this turn.
 pub struct Postgres {
     bin: String,
     dir: String,
 }
 
 impl Postgres {
-    /// Makes its data.
+    /// Makes the server's data directory, as a copy of one that is made once.
     ///
     /// # Errors
-    /// It is not installed.
+    /// PostgreSQL is not installed.
     pub fn prepare(side: &Side) -> anyhow::Result<Self> {
         let (bin, dir) = (postgres_bin()?, side.path("")?);
         let prepared = side.prepared(|dir| {
@@ -185,19 +186,20 @@ impl Postgres {
         Ok(Self { bin, dir })
     }
 
-    /// Words that start it, as its user, without a wait for any disk.
+    /// Command line that starts the server, with settings by which no commit waits for a disk. It has to run as
+    /// `POSTGRES_USER`.
     pub fn words(&self) -> Vec<String> {
         let settings = ["-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "fsync=off"];
         let words = [format!("{}/postgres", self.bin), "-D".into(), format!("{}/data", self.dir), "-k".into()];
         words.into_iter().chain([self.dir.clone()]).chain(settings.map(str::to_owned)).collect()
     }
 
-    /// Whether it answers.
+    /// Whether the server accepts connections.
     pub fn is_ready(&self) -> bool {
         succeeds(&[&format!("{}/pg_isready", self.bin), "-h", &self.dir, "-U", "postgres"])
     }
 
-    /// Words that run pgbench with these.
+    /// Command line of pgbench with these arguments, for this server.
     pub fn pgbench<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
         [&AS_POSTGRES[..], &["pgbench", "-h", &self.dir, "-U", "postgres", "-n"], words, &["postgres"]].concat()
     }

@@ -1,4 +1,4 @@
-//! Storms, and the walk in memory: programs of ours, which lie beside this one.
+//! Break storms and the walk in memory: kinds of work of the program `storms`, which is looked for beside this program.
 
 use super::{STORM, USUAL, Workload};
 use crate::serving::beside;
@@ -9,9 +9,9 @@ use serde::Deserialize;
 /// File name of the program.
 const STORMS: &str = "storms";
 
-/// Passes over the memory that is discarded, of which all is folded before the first.
+/// Passes over the memory that the kind `discard` discards. All of it is folded before the first pass.
 const DISCARD_PASSES: u64 = 8;
-/// Seconds of rest before each further pass: enough for memory to be folded again.
+/// Seconds of pause before each further pass: enough for memory to be folded again.
 const DISCARD_REST: &str = "6";
 
 pub const ALLOCATE: Workload = Workload {
@@ -59,7 +59,7 @@ pub const WALK: Workload = Workload {
     recipe: |side| storm(side, "walk", side.amount(40_000_000, 1_000_000)),
 };
 
-/// The last line of a storm.
+/// The last line that `storms` prints, as JSON.
 #[derive(Deserialize)]
 struct Done {
     units: u64,
@@ -67,7 +67,7 @@ struct Done {
     folded_pages: u64,
 }
 
-/// Runs a storm; returns the seconds of a unit.
+/// Runs one kind of storm; returns the seconds for a unit of work.
 fn storm(side: &Side, kind: &str, units: u64) -> anyhow::Result<f64> {
     let path = beside(STORMS, "build it with cargo build --release -p trials")?;
     let path = path.to_str().context("a path that is not UTF-8")?;

@@ -1,4 +1,4 @@
-//! The result for people.
+//! Prints the result of `pagefold bench overhead` as a table.
 
 use super::Figures;
 use report::{Align, Table};
@@ -7,7 +7,7 @@ use std::io::{self, Write};
 /// Prints the figures as a table.
 ///
 /// # Errors
-/// It cannot be written.
+/// `out` cannot be written.
 pub fn print(out: &mut dyn Write, all: &[Figures]) -> io::Result<()> {
     use Align::{Left, Right};
     let columns = [
@@ -43,7 +43,7 @@ pub fn print(out: &mut dyn Write, all: &[Figures]) -> io::Result<()> {
     writeln!(out, "Wall time of a unit of work, as a member and not; medians of the rounds\n{table}")
 }
 
-/// A time with three digits.
+/// A time in a fitting unit, with three digits.
 fn time(seconds: f64) -> String {
     let (number, unit) = match seconds {
         s if s < 1e-6 => (s * 1e9, "ns"),

@@ -41,22 +41,22 @@ pub const KSMD: &str = "ksmd+zram";
 const RAM: u64 = 512 << 20;
 /// Least size of a mapping that is a guest's RAM.
 const LEAST_RAM: u64 = 256 << 20;
-/// Part of the frames that the kernel is asked for at a time: 1/10.
+/// Part of the guests' page frames that the kernel is asked to reclaim at a time: 1/10.
 const STEP_PART: u64 = 10;
-/// Least part of the work that counts as the same work: 9/10.
+/// Share of the first arm's work that guests must still do: 9/10.
 const SAME_WORK: f64 = 0.9;
 /// Time under load before anything is measured: 20 s.
 const WARM: Duration = Duration::from_secs(20);
-/// Time without growth after which merging has come to rest, and longest wait for that: 10 s, 2 min.
+/// Merging has settled when it has not grown for 10 s. It is waited for at most 2 min.
 const REST: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(120));
-/// Part of the merged pages below which growth is none: 1/100.
+/// Growth of the merged pages, or reclaimed frames, of less than this part count as none: 1/100.
 const NO_GROWTH: u64 = 100;
-/// Time between memory that was taken back and a measurement: 3 s.
+/// Pause between reclaiming memory and the next measurement: 3 s.
 const SETTLE: Duration = Duration::from_secs(3);
-/// The kernel's usual rate of ksmd.
+/// ksmd's knobs for the kernel's default rate.
 const USUAL_RATE: [(&str, &str); 2] = [("pages_to_scan", "100"), ("sleep_millisecs", "20")];
 
-/// Sizes of the arms.
+/// Number of guests, and length of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Guests.
@@ -65,7 +65,7 @@ pub struct Sizes {
     pub during: Duration,
 }
 
-/// Work and frames at one time.
+/// Work and page frames in one measurement.
 #[derive(Clone, Debug, Serialize)]
 struct Point {
     /// Frames of all guests together, in pages.
@@ -136,7 +136,7 @@ pub fn run(
     Ok(all)
 }
 
-/// Guests under a load, and what saves their memory.
+/// Guests under a load, in one arm: a way to save their memory.
 struct Arm {
     name: &'static str,
     load: Load,
@@ -188,7 +188,7 @@ impl Arm {
         Ok(arm)
     }
 
-    /// Pages that are merged.
+    /// Number of pages that the arm's merger saves; 0 in arms without a merger.
     fn merged(&self) -> anyhow::Result<u64> {
         if let Some(serving) = &self.serving {
             let saved = serving.show(&group())?.report.savings.saved_bytes();
@@ -220,7 +220,7 @@ impl Arm {
         Ok(())
     }
 
-    /// Work in a second, and then the frames with which it was done.
+    /// Measures the guests' work in a second, and then counts the page frames that they need for it.
     fn point(&self) -> anyhow::Result<Point> {
         let rates = self.load.rates(&self.guests, self.during)?;
         let zram = self.zram.as_ref().map_or(Ok(0), Zram::used_bytes)?;
@@ -233,7 +233,8 @@ impl Arm {
         Ok(point)
     }
 
-    /// Takes memory back until the guests do less work than is wanted: the first arm's.
+    /// Has the kernel reclaim memory, step by step, until guests no longer do nine tenths of the work that is `wanted`,
+    /// or reclaiming frees nothing more. If `wanted` is empty, it is set: this is the first arm.
     fn measure(mut self, wanted: &mut Option<Rates>) -> anyhow::Result<Figures> {
         let first = self.point()?;
         let wanted = *wanted.get_or_insert(first.rates);
@@ -246,7 +247,8 @@ impl Arm {
             std::thread::sleep(SETTLE);
             let mut point = self.point()?;
             if !is_same(&point) {
-                // A moment's loss shows less than what the guests do from here on.
+                // The work may be less for a moment only, while guests read back what was reclaimed: it is measured
+                // once more.
                 point = self.point()?;
             }
             let (keeps_up, gives) = (is_same(&point), point.frames + point.frames / NO_GROWTH < best.frames);

@@ -1,4 +1,4 @@
-//! Guests that stand still, folded and with what they hold alone in swap, and that are woken.
+//! Guests that are parked: they are stopped, folded, and their other memory is written to swap. Then they are woken.
 //!
 //! ```text
 //!   25 guests start, answer, stand still, are folded -> the next 25 ... -> memory of all is counted
@@ -29,17 +29,17 @@ use std::time::{Duration, Instant};
 
 /// RAM of each guest that is booted: 128 MiB.
 const RAM: u64 = 128 << 20;
-/// Most memory of a guest that may be swapped out: 1 GiB. A zram device takes no frames for what is not.
+/// Swap space for each guest: 1 GiB. A zram device takes no frames for swap space that is not in use.
 const MOST_SWAPPED: u64 = 1 << 30;
-/// Guests that start, and are parked, together: 25. They take turns with two processors, and guests that run take time.
+/// Number of guests that are started and parked together: 25. All guests that run share two processors.
 const TOGETHER: usize = 25;
-/// Longest time for folding what is equal: 2 min.
+/// Time limit for the guests' equal pages to be folded: 2 min.
 const FOLDED_WITHIN: Duration = Duration::from_secs(120);
-/// Memory that is to spare when guests are woken at once, in percent of the host's: 5%.
+/// Memory of the host that is left when guests are woken at once, in percent: 5%.
 const SPARE: u64 = 5;
-/// Question to MariaDB, and its answer.
+/// A shell command that asks MariaDB, and the right answer.
 const QUESTION: (&str, &str) = ("mariadb -NBe 'select 6 * 7'", "42");
-/// Reason for the journal.
+/// Reason that is noted in the journal with each guest that is parked or woken.
 const WHY: &str = "it is measured";
 /// Bytes of a mebibyte.
 const MIB: f64 = 1048576.0;
@@ -50,7 +50,7 @@ pub struct Herd {
     pub image: Image,
     /// Their number.
     pub count: usize,
-    /// Those of them that are woken at once.
+    /// Number of these guests that are woken at the same time.
     pub at_once: usize,
     /// Whether each is booted; else they are clones.
     pub boot: bool,
@@ -153,15 +153,15 @@ impl AtOnce {
     }
 }
 
-/// How a guest is asked.
+/// How the bench finds out that a guest works.
 enum Asked {
     Shell(Shell),
-    /// By the lab's agent, in this directory.
+    /// Has MariaDB answer a query, by the agent in the guest. The path is the directory with the agent's socket.
     Database(PathBuf),
 }
 
 impl Asked {
-    /// Of a clone, in its directory.
+    /// Prepares to ask a guest whose sockets are in this directory.
     fn of(image: Image, dir: PathBuf) -> anyhow::Result<Self> {
         if image == Image::Tiny {
             return Ok(Self::Shell(Shell::at(&dir.join("console"))?));
@@ -188,16 +188,17 @@ impl Asked {
     }
 }
 
-/// Guests that have come up: their names, how they are asked, and what ends them if they are clones.
+/// Guests that have started: each one's name and how it is asked; and the clones' processes, which end with the second
+/// value.
 type Up<'a> = (Vec<(String, Asked)>, Option<Guests<'a>>);
 
-/// Where guests come from.
+/// What guests are started from: a template that is cloned, or a lab that boots them.
 enum Source {
     Template(Box<Scene>, Option<start::Folding>),
     Lab(Rig),
 }
 
-/// A guest that stands still.
+/// A guest that is parked.
 struct Sleeper {
     vm: Guest,
     asked: Asked,
@@ -208,7 +209,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Ends the guest: it is not needed any more.
+    /// Kills the guest's processes: it has answered, and is not needed any more.
     fn end(self) {
         self.vm.pids.iter().filter_map(|pid| ProcessId::of(*pid).ok()).for_each(|process| {
             process.kill();
@@ -217,7 +218,7 @@ impl Sleeper {
 }
 
 impl Herd {
-    /// Parks the guests, and wakes them.
+    /// Starts and parks guests, and measures how they are woken.
     ///
     /// # Errors
     /// A guest does not come up, or cannot be parked.
@@ -276,7 +277,7 @@ impl Herd {
         Ok(Source::Template(Box::new(scene), folding))
     }
 
-    /// Starts guests.
+    /// Starts `n` guests.
     fn up<'a>(&self, source: &'a Source, n: usize) -> anyhow::Result<Up<'a>> {
         match source {
             Source::Template(scene, folding) => {
@@ -330,7 +331,8 @@ impl Herd {
 }
 
 impl Figures {
-    /// Wakes one guest after the other. Each ends when it has answered, so that it takes no time from the next one.
+    /// Wakes one guest after the other, and measures the time to its answer. Each is killed then, so that it takes no
+    /// processor time from the next one.
     fn wake_each(&mut self, service: &Path, asleep: Vec<Sleeper>) -> anyhow::Result<()> {
         let (mut resumed, mut woken) = (Vec::new(), Vec::new());
         for mut one in asleep {
@@ -351,7 +353,8 @@ impl Figures {
     }
 }
 
-/// Stops guests, and has them folded and written to swap. Returns the seconds that folding took.
+/// Stops the guests, waits until they are folded, and has their other memory written to swap. Adds them to `asleep`,
+/// and returns the seconds that folding took.
 fn park(serving: &Serving, group: &str, asked: Vec<(String, Asked)>, asleep: &mut Vec<Sleeper>) -> anyhow::Result<f64> {
     let mut vms = Survey::take().context("cannot look for guests")?.guests(&[], &[]);
     vms.retain(|vm| vm.kind.is_vm() && asked.iter().any(|(name, _)| *name == vm.name));
@@ -382,7 +385,8 @@ fn wake(service: &Path, parked: &Parked) -> anyhow::Result<()> {
     Parking::lock(service, NOTES_WITHIN)?.wake(parked, WHY)
 }
 
-/// Wakes guests at once, on a host that has little to spare. `None` if there are none.
+/// Wakes all these guests at the same time, on a host that has `SPARE` percent of its memory left. `None` if there
+/// are no guests.
 fn wake_at_once(host: &SmallHost, service: &Path, mut asleep: Vec<Sleeper>) -> anyhow::Result<Option<AtOnce>> {
     if asleep.is_empty() {
         return Ok(None);
@@ -422,7 +426,7 @@ fn wake_at_once(host: &SmallHost, service: &Path, mut asleep: Vec<Sleeper>) -> a
     }))
 }
 
-/// The 99th percentile; of less than 100 values the greatest.
+/// The 99th percentile; the greatest of fewer than 100 values.
 fn p99(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() * 99 / 100).copied().unwrap_or(f64::NAN)

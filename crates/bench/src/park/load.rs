@@ -1,4 +1,4 @@
-//! Loads in Debian guests, and the work that guests do under them.
+//! Loads in Debian guests, and how much work the guests do under each.
 //!
 //! | load | each guest | rate: sum over all guests, per second |
 //! |---|---|---|
@@ -17,29 +17,29 @@ use std::time::{Duration, Instant};
 
 /// Loads that can be chosen.
 pub const LOADS: [&str; 5] = ["idle", "oltp", "web", "mixed", BUILD];
-/// The load that guests of the lab cannot have.
+/// Name of a load that is refused: the lab's guests have no compiler.
 const BUILD: &str = "build";
 /// Pause between two questions to an idle guest: 500 ms.
 const ASKED_EVERY: Duration = Duration::from_millis(500);
 
-/// Makes a table of 50,000 rows, 10 MiB. A commit waits for no disk.
+/// Shell commands that make a table of 50,000 rows, 10 MiB. A commit does not wait for the disk.
 const FILL: &str = "systemctl start mariadb && mariadb -e \"set global innodb_flush_log_at_trx_commit=0; create database if not exists b; \
      create table if not exists b.a (id int primary key, k int, c char(120)) engine=innodb; \
      insert ignore into b.a select seq, 0, repeat(md5(seq), 3) from seq_1_to_50000\"";
-/// Makes transactions until the guest ends.
+/// Shell commands that run transactions in the background until the guest ends.
 const TRANSACT: &str = "setsid sh -c 'awk \"BEGIN { srand(7); for (;;) printf \\\"begin; select c from a where id=%d; \
      update a set k=k+1 where id=%d; commit;\\\\n\\\", 1+int(rand()*50000), 1+int(rand()*50000) }\" | \
      mariadb -f b' </dev/null >/dev/null 2>&1 &";
-/// Tells how many transactions there were.
+/// Shell command that prints how many transactions there were.
 const COMMITS: &str =
     "mariadb -NBe \"select variable_value from information_schema.global_status where variable_name='com_commit'\"";
-/// Asks for a page until the guest ends.
+/// Shell commands that ask Apache for a page in the background until the guest ends.
 const BROWSE: &str = "systemctl start apache2 && { setsid sh -c 'while :; do ab -q -c 2 -n 200 http://127.0.0.1/; done' \
      </dev/null >/dev/null 2>&1 & }";
-/// Tells how many requests there were.
+/// Shell command that prints how many requests there were.
 const REQUESTS: &str = "wc -l < /var/log/apache2/access.log";
 
-/// Kinds of work, in the order in which rates have them.
+/// Kinds of work, each of which has a rate of its own in `Rates`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Idle,
@@ -49,7 +49,7 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Idle, Kind::Oltp, Kind::Web];
 
-/// A load of this name.
+/// A load, by its name in `LOADS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load(&'static str);
 
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// Work of one guest in a second, measured for a while.
+    /// Work that one guest does in a second, on average over `during`.
     fn rate(self, guest: &Guest, during: Duration) -> anyhow::Result<f64> {
         let count = match self {
             Self::Idle => return answers_per_s(guest, during),
@@ -93,7 +93,7 @@ impl Load {
         Ok(Self(found))
     }
 
-    /// Its name.
+    /// Name of the load.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -117,7 +117,7 @@ impl Load {
         on_all(guests, |n| self.kind_of(n).begin().to_owned()).context("cannot begin the load")
     }
 
-    /// The guests' work in a second, measured for a while in all of them at the same time.
+    /// Work that the guests do in a second, on average over `during`. All are measured at the same time.
     ///
     /// # Errors
     /// A guest does not tell.
@@ -144,7 +144,8 @@ impl Load {
     }
 }
 
-/// Answers of a guest in a second of waiting for them.
+/// Number of a guest's answers, over the seconds for which the bench waited for them. The pauses between questions do
+/// not count.
 fn answers_per_s(guest: &Guest, during: Duration) -> anyhow::Result<f64> {
     let (began, mut answers, mut waited) = (Instant::now(), 0.0, Duration::ZERO);
     while began.elapsed() < during {
@@ -156,7 +157,7 @@ fn answers_per_s(guest: &Guest, during: Duration) -> anyhow::Result<f64> {
     Ok(answers / waited.as_secs_f64())
 }
 
-/// The number that a script writes.
+/// The number that a script in the guest prints.
 fn number(guest: &Guest, script: &str) -> anyhow::Result<f64> {
     let output = guest.exec(&["sh", "-c", script], PATIENCE)?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,4 @@
-//! Answers from inside guests, by a shell that runs there.
+//! Asks a shell inside a guest, over the guest's console.
 
 use anyhow::Context;
 use std::io::{Read, Write};
@@ -9,29 +9,30 @@ use std::time::{Duration, Instant};
 /// Longest time for a woken guest to answer: 1 min.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A shell inside a guest, at its console. It starts no process for an answer.
+/// A shell that runs at a guest's console. It answers without starting a process.
 pub struct Shell {
     console: UnixStream,
     answers: u32,
 }
 
 impl Shell {
-    /// The shell at this socket of a console.
+    /// The shell at the console with this socket.
     ///
     /// # Errors
-    /// None answers.
+    /// No shell answers.
     pub fn at(console: &Path) -> anyhow::Result<Self> {
         let stream =
             UnixStream::connect(console).with_context(|| format!("cannot connect to {}", console.display()))?;
         stream.set_read_timeout(Some(ANSWERED_WITHIN))?;
         let mut shell = Self { console: stream, answers: 0 };
-        // The first line starts it.
+        // The console starts its shell when it gets a line.
         shell.console.write_all(b"\n")?;
         shell.answer().context("no shell answers at the console")?;
         Ok(shell)
     }
 
-    /// Asks for a sum, and waits for it. The console repeats the question, without the sum.
+    /// Has the shell compute a sum, and waits for the result. The console echoes the question, in which the result does
+    /// not occur.
     ///
     /// # Errors
     /// The guest does not answer in time.
@@ -49,7 +50,7 @@ impl Shell {
     }
 }
 
-/// Milliseconds since a moment.
+/// Milliseconds that have passed since this moment.
 pub fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }

@@ -1,14 +1,14 @@
 //! Replays what a program wrote through a policy, and counts what folding by it would have saved and cost.
 //!
-//! A [`Trace`] is a list of looks. Each look names the pages that were written since the look before. All pages can be
-//! folded; which of them have a duplicate is none of the policy's business.
+//! A [`Trace`] is a list of readings ("looks"). Each names the pages that were written since the one before. All pages
+//! can be folded: which of them have a duplicate is not up to the policy.
 
 use super::trace::Trace;
 use ::policy::{Event, History, LIFE, Params, Policy};
 use page::{Bits, CHUNK_PAGES, HostVirt, PAGE_SHIFT, PageRange, chunks};
 use std::time::{Duration, Instant};
 
-/// [`LIFE`] in seconds.
+/// Seconds for which a fold must last; a shorter one counts as short-lived.
 pub const LIFE_SECONDS: u32 = LIFE.as_secs() as u32;
 /// Processor time, in us, of folding a page, of the kernel's copy when it is written again, and of noting a write. They are
 /// estimates for the agent and the program together: a replay measures no time.
@@ -32,19 +32,19 @@ pub struct Score {
 
 /// A rule that says which pages are folded.
 pub trait Rule {
-    /// A look begins, at this second.
+    /// Begins a look at this second.
     fn begin(&mut self, second: u32);
-    /// Pages of a chunk that were written since the look before; of `folded` ones, it ends the folds.
+    /// These pages of a chunk were written since the look before. If they were `folded`, their folds end.
     fn written(&mut self, key: u64, written: Bits, folded: Bits);
-    /// The pages to fold among these of a chunk, which were not written since the look before.
+    /// Chooses the pages to fold from those of a chunk that were not written since the look before.
     fn admit(&mut self, key: u64, rested: Bits) -> Bits;
-    /// These pages of a chunk were folded.
+    /// Tells the rule that these pages of a chunk were folded.
     fn folded(&mut self, key: u64, pages: Bits);
-    /// A look ends.
+    /// Ends a look; `pages` is their number in the trace.
     fn end(&mut self, pages: u64);
 }
 
-/// The policy of the agent, with its history.
+/// The policy of the agent, as members have it, with what it learns from earlier folds.
 #[derive(Debug)]
 pub struct Today {
     policy: Policy,
@@ -54,7 +54,7 @@ pub struct Today {
 }
 
 impl Today {
-    /// Of a member in which nothing was written so far.
+    /// The policy of a member in which nothing was written so far.
     pub fn new(params: &'static Params) -> Self {
         let start = Instant::now();
         Self { policy: Policy::new(params, false, start), history: History::new(params), start, now: start }
@@ -94,7 +94,7 @@ pub fn replay(trace: &Trace, rule: &mut impl Rule, from: u32) -> Score {
     replay_on(vec![Bits::default(); trace.pages.div_ceil(CHUNK_PAGES) as usize], trace, rule, from)
 }
 
-/// As [`replay`], where these pages are folded already.
+/// Replays a trace in which the pages `folded` are folded when it begins.
 fn replay_on(mut folded: Vec<Bits>, trace: &Trace, rule: &mut impl Rule, from: u32) -> Score {
     let all: Vec<Bits> = chunks(range((0, trace.pages))).map(|(_, pages)| pages).collect();
     let mut account = Account::new(trace, from);
@@ -128,7 +128,7 @@ fn range((first, pages): (u64, u64)) -> PageRange {
     PageRange { start: HostVirt(first << PAGE_SHIFT), pages }
 }
 
-/// A page in a replay.
+/// State of a page in a replay.
 #[derive(Clone, Copy, Default)]
 struct Page {
     /// Second of its last write.
@@ -137,20 +137,21 @@ struct Page {
     folded: Option<u32>,
 }
 
-/// The account of a replay.
+/// What a replay counts.
 struct Account {
     pages: Vec<Page>,
     look_seconds: u32,
     from: u32,
     second: u32,
-    /// Folds, and the short-lived ones.
+    /// Number of folds, and of those that were short-lived.
     folds: (u64, u64),
     writes: u64,
-    /// Folded pages that were written.
+    /// Number of writes to folded pages, for which the kernel copies a page.
     copies: u64,
-    /// Pages that were folded at each look, and pages.
+    /// Sums over all looks: of the folded pages, and of all pages.
     looks: (u64, u64),
-    /// Page seconds that were folded, and that could have been, in rests that last longer than a fold must.
+    /// Sums over the times for which pages were not written, if longer than a fold must last: seconds for which they
+    /// were folded, and seconds for which they could have been.
     merged: (u64, u64),
 }
 
@@ -184,14 +185,14 @@ impl Account {
         self.folds.0 += if self.counts() { pages.count() } else { 0 };
     }
 
-    /// Counts the pages that are folded at the end of a look.
+    /// Adds the number of pages that are folded at the end of a look.
     fn look(&mut self, folded: u64) {
         if self.counts() {
             self.looks = (self.looks.0 + folded, self.looks.1 + self.pages.len() as u64);
         }
     }
 
-    /// Counts the rest of a page that ends now.
+    /// Counts the time since a page's last write, which ends now.
     fn rest(&mut self, page: Page) {
         let begin = page.written + self.look_seconds;
         if self.second >= begin + LIFE_SECONDS {

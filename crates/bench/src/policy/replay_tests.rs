@@ -73,7 +73,7 @@ fn trace(seconds: u32, written: &[u32]) -> Trace {
     Trace { pages: 100, look_seconds: 2, written: (2..=seconds).step_by(2).map(look).collect() }
 }
 
-/// Folds whatever rests.
+/// A rule that folds all pages that were not written since the look before.
 struct Always;
 
 impl Rule for Always {

@@ -1,36 +1,38 @@
-//! The textbook rule, ski rental: a page is folded when it has rested for a while. That while doubles for its block with
-//! a short-lived fold, and halves with one that has lived.
+//! The textbook rule for a cost that is paid once against one that goes on (ski rental). A page is folded when it was
+//! not written for some time. That time is kept for each block of pages: it doubles with a short-lived fold, and halves
+//! with one that has lasted.
 
 use super::replay::{LIFE_SECONDS, Rule};
 use page::Bits;
 use std::collections::BTreeMap;
 
-/// The numbers of the rule.
+/// Parameters of the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Rental {
-    /// Rest after which a page is folded of whose block nothing is known, in seconds.
+    /// Seconds without a write after which a page is folded, in a block without folds so far.
     pub first_seconds: u32,
-    /// Least and most of that rest, in seconds.
+    /// Least and most of these seconds.
     pub bounds_seconds: [u32; 2],
     /// Length of a block, in pages.
     pub block_pages: u64,
 }
 
-/// The numbers that it begins with.
+/// The parameters that are compared with the agent's policy.
 pub const RENTAL: Rental = Rental { first_seconds: 4, bounds_seconds: [2, 1024], block_pages: 16 };
 
-/// A block of pages that have one while.
+/// A block of pages with the same waiting time.
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// Seconds of rest after which a page is folded.
+    /// Seconds without a write after which a page of the block is folded.
     rest: u32,
-    /// Second until which the while does not double again. All pages of a block that are written together are one event.
+    /// Second before which the waiting time does not double again: pages of a block that are written together count as
+    /// one event.
     doubled_until: u32,
-    /// Second until which the while does not halve again.
+    /// Second before which the waiting time does not halve again.
     halved_until: u32,
 }
 
-/// Seconds at which the pages of a chunk were written and folded; 0 for never.
+/// For each page of a chunk, the seconds at which it was written last and folded; 0 for never.
 #[derive(Clone, Debug, Default)]
 struct Seconds {
     written: BTreeMap<u64, u32>,
@@ -47,7 +49,7 @@ pub struct Textbook {
 }
 
 impl Textbook {
-    /// Nothing was folded so far.
+    /// The rule before anything was folded.
     pub const fn new(params: &'static Rental) -> Self {
         Self { params, second: 0, chunks: BTreeMap::new(), blocks: BTreeMap::new() }
     }

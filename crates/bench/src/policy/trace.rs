@@ -23,7 +23,7 @@ impl Trace {
     /// Reads a trace.
     ///
     /// # Errors
-    /// It has a line that is none, or names a page that it has not.
+    /// A line is malformed, or names a page that the trace does not have.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let head: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();

@@ -19,21 +19,21 @@ use std::time::Duration;
 
 /// Connections that are held.
 const HELD: usize = 1000;
-/// Tokens of clients that flood.
+/// Tokens of the clients that flood the web side with requests.
 const TOKENS: [&str; 2] = ["flood-0-0123456789abcdef0123456789abcdef", "flood-1-0123456789abcdef0123456789abcdef"];
 /// Connections of each of these clients.
 const FLOODING: usize = 50;
 /// Pause of the client that sends garbage: 2 ms.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Time after which a client that waits looks whether all is over: 1 s.
+/// Interval at which a client that waits checks whether the bench is over: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Bytes that are no request.
+/// Bytes that are no HTTP request.
 const GARBAGE: [&[u8]; 3] = [b"\0\x01\xff\xfe", b"GET / HTTP/9.9\r\n\r\n", &[b'G'; 20_000]];
 
 /// Writes a file with the clients' tokens, for the key `tokens` of `[api]`.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn write_tokens(file: &Path) -> anyhow::Result<()> {
     let token = |(n, token): (usize, &&str)| format!("[[token]]\nname = \"flood-{n}\"\ntoken = \"{token}\"\n");
     let text: String = TOKENS.iter().enumerate().map(token).collect();
@@ -41,7 +41,7 @@ pub fn write_tokens(file: &Path) -> anyhow::Result<()> {
     fs::set_permissions(file, Permissions::from_mode(0o600)).with_context(|| format!("cannot close {}", file.display()))
 }
 
-/// The clients. Dropping them ends them.
+/// The clients of the crowd. Dropping this ends them.
 pub struct Crowd {
     over: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
@@ -49,7 +49,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Starts them at this socket.
+    /// Starts the clients, at this socket of the web side.
     ///
     /// # Errors
     /// The connections cannot be made.
@@ -61,7 +61,7 @@ impl Crowd {
         let mut held = Vec::new();
         for n in 0..HELD {
             let mut stream = UnixStream::connect(socket).context("cannot hold many connections")?;
-            // The web side may take the place of a client that came first, and close its connection.
+            // The web side may have closed this connection already, to accept another client.
             let _ = stream.write_all(if n % 2 == 0 { b"" } else { b"GET /v1/groups HT" });
             held.push(stream);
         }
@@ -95,7 +95,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Holds connections, and makes others for those that are closed.
+/// Holds connections, and opens a new one for each that the web side closes.
 fn hold(mut held: Vec<UnixStream>, socket: &Path, over: &AtomicBool) {
     held.iter().for_each(|stream| _ = stream.set_nonblocking(true));
     while !over.load(Ordering::Relaxed) {
@@ -134,7 +134,7 @@ fn flood(socket: &Path, token: &str, over: &AtomicBool, answers: &AtomicU64) {
             match stream.read(&mut buffer) {
                 Ok(0) => connect().into_iter().for_each(|other| *stream = other),
                 Ok(_) => _ = answers.fetch_add(1, Ordering::Relaxed),
-                // The answer is read at the next turn.
+                // A timeout: the answer is read in the next turn of the loop.
                 Err(_) => {}
             }
         }
@@ -143,7 +143,7 @@ fn flood(socket: &Path, token: &str, over: &AtomicBool, answers: &AtomicU64) {
 
 fn send_garbage(socket: &Path, over: &AtomicBool) {
     for bytes in GARBAGE.iter().cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
-        // The web side may hang up in the middle of it.
+        // The web side may close the connection before all bytes are written.
         let _ = UnixStream::connect(socket).map(|mut stream| stream.write_all(bytes));
         std::thread::sleep(PAUSE);
     }

@@ -1,4 +1,4 @@
-//! Requests to the web side that are timed, one after the other.
+//! Sends requests to the web side one after the other, and takes the time of each.
 
 use anyhow::{Context, bail};
 use std::io::{Read, Write};
@@ -11,20 +11,21 @@ use std::time::{Duration, Instant};
 
 /// Shortest pause between two requests: 20 ms.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Pause after a request, as a multiple of its time. The web side gives a caller a tenth of its time.
+/// Pause after a request, as a multiple of the time that the answer took. The web side spends at most a tenth of its
+/// time on one caller.
 const PAUSE_TIMES: u32 = 12;
 /// Longest pause between two requests: 500 ms.
 const MOST_PAUSE: Duration = Duration::from_millis(500);
 /// Fewest requests that are timed.
 const FEWEST: usize = 10;
-/// Interval between two looks at how many were timed: 100 ms.
+/// Interval between two checks how many requests were timed: 100 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time limit for an answer: 30 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time limit for the web side to start: 20 s.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Times of requests in ms.
+/// Durations of requests, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Number of requests.
@@ -35,7 +36,7 @@ pub struct Times {
     pub p99_ms: f64,
 }
 
-/// A thread that asks and takes the time. Dropping it ends it.
+/// A thread that sends requests and takes their times. Dropping it ends the thread.
 pub struct Prober {
     over: Arc<AtomicBool>,
     timed: Arc<AtomicUsize>,
@@ -43,7 +44,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Begins to ask at this socket: for all groups, this group, and the metrics, in turns.
+    /// Begins to send requests to this socket: for all groups, for this group, and for the metrics, in turns.
     pub fn start(socket: PathBuf, group: String) -> Self {
         let (over, timed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let thread = {
@@ -53,7 +54,7 @@ impl Prober {
         Self { over, timed, thread: Some(thread) }
     }
 
-    /// Waits until so many requests were timed, or for the longest time.
+    /// Waits until this many requests were timed, or for the longest time.
     pub fn wait_for(&self, requests: usize, longest: Duration) {
         let begin = Instant::now();
         while self.timed.load(Ordering::Relaxed) < requests && begin.elapsed() < longest {
@@ -61,7 +62,7 @@ impl Prober {
         }
     }
 
-    /// Ends it, and returns the times of all requests.
+    /// Ends the thread, and returns the times of all requests.
     ///
     /// # Errors
     /// A request failed.
@@ -77,7 +78,8 @@ impl Prober {
 
 impl Drop for Prober {
     fn drop(&mut self) {
-        // Fails if it was finished already, or if a request failed: then the bench has failed for another reason.
+        // An error here says nothing new: either `finish` was called before, or the bench is failing for another
+        // reason.
         let _ = self.finish();
     }
 }
@@ -107,7 +109,7 @@ fn ask(socket: &Path, group: &str, over: &AtomicBool, timed: &AtomicUsize) -> an
     Ok(times)
 }
 
-/// Asks over a connection of its own, and reads the whole answer.
+/// Sends a request over a new connection, and reads the whole answer.
 fn answer(socket: &Path, path: &str) -> anyhow::Result<()> {
     let mut stream = UnixStream::connect(socket).context("cannot connect to the web side")?;
     stream.set_read_timeout(Some(PATIENCE)).context("cannot set a time limit")?;

@@ -1,4 +1,4 @@
-//! A service with many members, and what can be seen of it.
+//! A service with many members, and what the bench reads of it.
 
 use super::Args;
 use crate::serving::{Serving, program};
@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 
 /// Time limit for members to be folded, and for all to be private again: 240 s.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Time without change after which nothing changes: 25 s. Agents look at their guests every 10 s at least, and fold what
-/// has rested for two looks.
+/// Time without a change after which folding counts as settled: 25 s. Agents scan their members every 10 s at least,
+/// and fold pages that two scans find unwritten.
 const NO_CHANGE: Duration = Duration::from_secs(25);
-/// Time without change after which the pool is taken to keep its memory: 40 s. Segments go back when they were idle for 30 s.
+/// Time without a change after which the pool is taken to keep the rest of its memory: 40 s. It gives back segments
+/// that were idle for 30 s.
 const POOL_RESTS: Duration = Duration::from_secs(40);
-/// Interval between two looks at something awaited: 500 ms.
+/// Interval between two readings while something is waited for: 500 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Clock ticks of `/proc/PID/stat` in a second, which the kernel's interface fixes on x86-64.
 const TICKS_A_SECOND: f64 = 100.0;
@@ -33,8 +34,8 @@ pub fn group(number: u32) -> String {
     format!("bench-{number}")
 }
 
-/// Free memory of the host, with the pages that each processor keeps at hand. These may be more than a gigabyte, and
-/// `MemFree` lacks them.
+/// Free memory of the host. `MemFree` does not count free pages on the processors' own lists, which may be more than a
+/// gigabyte: they are added.
 fn free_bytes() -> anyhow::Result<i64> {
     let zones = fs::read_to_string("/proc/zoneinfo").context("cannot read /proc/zoneinfo")?;
     let count = |line: &str| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok();
@@ -42,14 +43,14 @@ fn free_bytes() -> anyhow::Result<i64> {
     Ok((host::free_bytes()? + page::pages_to_bytes(at_hand)).cast_signed())
 }
 
-/// The members' processes, which end with this value or with the bench: their input closes.
+/// Processes of the members. Each ends when its standard input closes: when this is dropped, or the bench ends.
 pub struct Members(Vec<Child>);
 
 impl Members {
-    /// Starts them, evenly in all groups, and waits until each holds its pages.
+    /// Starts the members, the same number in each group, and waits until each holds its pages.
     ///
     /// # Errors
-    /// One cannot be started.
+    /// A member cannot be started.
     pub fn start(args: &Args, service: &Path) -> anyhow::Result<Self> {
         let program = program()?;
         let mut members = Self(Vec::new());
@@ -77,7 +78,7 @@ impl Members {
 
 impl Drop for Members {
     fn drop(&mut self) {
-        // All are told before the first is waited for.
+        // All are told to end before the first is waited for, so that they end at the same time.
         self.0.iter_mut().for_each(|member| drop(member.stdin.take()));
         self.0.iter_mut().for_each(|member| _ = member.wait());
     }
@@ -92,12 +93,12 @@ pub struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// The socket of its web side.
+    /// The socket of the service's web side.
     pub fn web_side(&self) -> PathBuf {
         self.serving.dir().join("api.sock")
     }
 
-    /// The sum of what all groups show.
+    /// The sum of the savings that the service shows for all groups.
     pub fn savings(&self) -> anyhow::Result<Savings> {
         let mut sum = Savings::default();
         for n in 0..self.groups {
@@ -106,7 +107,8 @@ impl Scene<'_> {
         Ok(sum)
     }
 
-    /// Waits until members are folded, and nothing changes. Returns the most tasks that the service's processes had meanwhile.
+    /// Waits until members are folded and nothing changes any more. Returns the most threads that the service's
+    /// processes had meanwhile.
     pub fn wait_until_nothing_changes(&self) -> anyhow::Result<usize> {
         let (begin, mut since, mut last) = (Instant::now(), Instant::now(), Savings::default());
         let mut most_tasks = 0;
@@ -133,13 +135,13 @@ impl Scene<'_> {
         children.split_whitespace().filter_map(|pid| pid.parse().ok()).chain([supervisor]).collect()
     }
 
-    /// Tasks of these processes.
+    /// Number of threads of the service's processes.
     fn tasks(&self) -> usize {
         let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
         self.processes().into_iter().map(of).sum()
     }
 
-    /// Processor time of the service, and of the agents, while nothing changes: percents of a core.
+    /// Processor time of the service's processes, and of the members' agents, over `time`: in percent of a processor.
     pub fn idle(&self, time: Duration) -> anyhow::Result<[f64; 2]> {
         let used = || {
             let ticks = |pid: &u32| ProcessStat::read(*pid).map_or(0, |stat| stat.cpu_ticks);
@@ -156,7 +158,7 @@ impl Scene<'_> {
         Ok([of_service, of_agents].map(|cpu_s| 100.0 * cpu_s / seconds))
     }
 
-    /// Private memory of the service's processes without the indexes, and the indexes: in MiB.
+    /// Private memory of the service's processes without the workers' indexes, and the memory of these indexes, in MiB.
     pub fn memory(&self) -> anyhow::Result<(f64, f64)> {
         let mut index = 0;
         for n in 0..self.groups {
@@ -184,7 +186,8 @@ impl Scene<'_> {
             .sum()
     }
 
-    /// Unfolds everything. Returns what is shown then, and by how much free memory fell.
+    /// Unfolds everything. Returns the savings that the service shows then, and by how much the host's free memory
+    /// fell.
     pub fn unfold(&self) -> anyhow::Result<(Savings, i64)> {
         let before = free_bytes()?;
         for n in 0..self.groups {
@@ -197,7 +200,7 @@ impl Scene<'_> {
             if savings.pool_bytes != pool.0 {
                 pool = (savings.pool_bytes, Instant::now());
             }
-            // Memory that the pool keeps is a cost on both sides.
+            // Memory that the pool does not give back is missing both in the savings and in the free memory.
             let pool_rests = pool.0 == 0 || pool.1.elapsed() >= POOL_RESTS;
             if savings.gross_bytes() == 0 && pool_rests {
                 return Ok((savings, before - free_bytes()?));

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 /// Prints the figures as a table.
 ///
 /// # Errors
-/// It cannot be written.
+/// `out` cannot be written.
 pub fn print(out: &mut dyn Write, figures: &Figures) -> io::Result<()> {
     let f = figures;
     let mut table =

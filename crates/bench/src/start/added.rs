@@ -1,4 +1,5 @@
-//! Memory that further guests add to that of a first one, by page frames: when they are there, and after the same work in all.
+//! Memory that further guests take in addition to that of a first one, by page frames: right after their start, and
+//! after all guests have done the same work.
 //!
 //! ```text
 //!   first guest -> works -> rest -> counted -> further guests -> rest -> counted -> they work -> rest -> counted
@@ -18,14 +19,14 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Pause before each count, in which mergers work: 12 s.
+/// Pause before each count, in which mergers merge: 12 s.
 const REST: Duration = Duration::from_secs(12);
-/// Interval between two looks at the work of a guest.
+/// Interval between two checks whether a guest has done its work.
 const LOOK: Duration = Duration::from_millis(300);
 /// Longest time of the work: 180 s.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Frames that further guests add, in pages, and pages that are merged.
+/// Page frames that further guests take, and pages that are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct Added {
     /// Frames that each of them adds before it has worked.
@@ -63,9 +64,9 @@ pub fn run(scene: &Scene, arm: &str, more: u32, (dir, guardian): (&Path, &mut Gu
     Ok(Added { at_first: each(at_first), after_work: each(after_work), merged_pages })
 }
 
-/// Has guests do the same build, all at the same time, and waits until it is done.
+/// Has all guests do the same build at the same time, and waits until all have done it.
 fn work(guests: &Guests) -> anyhow::Result<()> {
-    // A request may be heard twice.
+    // A guest may run the same request twice.
     let build = in_background(&format!("{SOURCES_SCRIPT}; {}", build_script(BUILD_STEPS / 2)));
     let once = format!("if mkdir /run/built 2>/dev/null; then {build} fi");
     let dirs = guests.dirs();

@@ -32,7 +32,8 @@ use std::time::{Duration, Instant};
 /// Times since `pagefold attach` began at which frames are counted, in seconds.
 const COUNTS: [u64; 4] = [5, 10, 20, 30];
 
-/// Part of the sharing, or of the frames of the count before, from which on nobody watches any more: 99%.
+/// When this share of the memory is shared again, or frames are no fewer than this share of the last count, counting
+/// ends: 99%.
 const ALL: f64 = 0.99;
 
 /// Containers that were started in one way.
@@ -63,7 +64,7 @@ pub struct Attached {
     pub shared_again: Option<f64>,
 }
 
-/// Starts so many containers in each way. A way for which the host lacks something is left out.
+/// Starts `n` containers in each way. A way for which the host lacks something is left out.
 ///
 /// # Errors
 /// A container does not come up, or a process cannot be attached.
@@ -99,7 +100,8 @@ pub fn run(n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Vec<Co
     Ok(all)
 }
 
-/// Whether nearly all of the sharing is there again; of containers that never shared, whether their frames become no fewer.
+/// Whether counting can end: nearly all memory is shared again, or, for containers that never shared, page frames have
+/// not become fewer.
 fn is_settled(attached: &[Attached]) -> bool {
     match attached {
         [.., Attached { shared_again: Some(part), .. }] => *part > ALL,
@@ -108,12 +110,13 @@ fn is_settled(attached: &[Attached]) -> bool {
     }
 }
 
-/// Frames that these processes and the pools of `owners` take.
+/// Page frames that these processes take, and the pools of the services `owners`.
 fn frames(pids: &[u32], owners: &[u32]) -> anyhow::Result<u64> {
     Ok(Places::of(pids, owners)?.taken().frames)
 }
 
-/// Writes each private page of a process anew with what it holds. The process has to sleep meanwhile.
+/// Writes each private page of a process with its own content, from outside, so that the page is no longer shared. The
+/// process has to sleep meanwhile.
 fn copy_pages(pid: u32) -> anyhow::Result<()> {
     let path = format!("/proc/{pid}/mem");
     let memory = File::options().read(true).write(true).open(&path).with_context(|| format!("cannot open {path}"))?;
@@ -129,8 +132,8 @@ fn copy_pages(pid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Attaches to processes, and counts frames. `sharing` is their number while all was shared, and when nothing was. Returns the time that
-/// attaching took, and the counts.
+/// Attaches to processes, and counts page frames at the times `COUNTS`. `sharing` are the frames while all was
+/// shared, and when nothing was. Returns the seconds that attaching took, and the counts.
 fn attach(
     pids: &[u32],
     n: u32,
@@ -156,7 +159,7 @@ fn attach(
             break;
         }
     }
-    // Members leave before their service ends.
+    // Members are detached before their service ends.
     let words = ["detach"].into_iter().chain(numbers.iter().map(String::as_str));
     serving::pagefold(&words.collect::<Vec<_>>(), service.dir())?;
     service.off()?;

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Share of the guests that are called before memory is counted: 1 in 5.
+/// One guest in this many runs a command before memory is counted.
 const CALLED: usize = 5;
 /// Beginnings of the names of a guest's RAM, as the kernel shows them: a template's memory, and the pool of the bench's group.
 const MEMORY: [&str; 2] = ["/memfd:pagefold.template-", "/memfd:pagefold-bench"];
@@ -33,25 +33,26 @@ pub struct Density {
     pub pss_mib_each: f64,
 }
 
-/// The host's `MemAvailable`.
+/// `MemAvailable` of the host, in bytes.
 fn available_bytes() -> u64 {
     host::available_bytes().unwrap_or_default()
 }
 
-/// The host before many guests were started.
+/// State of the host before many guests are started.
 pub struct Before {
     available_bytes: u64,
     pool_bytes: u64,
 }
 
 impl Before {
-    /// The host now, with this much memory in the pool.
+    /// Reads the host's state; the pool holds this much memory.
     pub fn new(pool_bytes: u64) -> Self {
         Self { available_bytes: available_bytes(), pool_bytes }
     }
 }
 
-/// Waits, calls some of the guests, chosen at random, and counts. `pool_bytes` tells what the pool takes then.
+/// Waits, runs a command in some guests that are chosen at random, and counts memory. `pool_bytes` tells what the pool
+/// holds then.
 pub fn of(
     image: Image,
     arm: &'static str,
@@ -82,7 +83,7 @@ pub fn of(
     })
 }
 
-/// Memory that only this guest has of its RAM.
+/// Private memory of a guest's RAM: what no other process has.
 pub fn private_ram_bytes(pid: u32) -> u64 {
     let mappings = Mapping::read_all(pid).unwrap_or_default();
     let ram = mappings.iter().filter(|mapping| MEMORY.iter().any(|name| mapping.name.starts_with(name)));

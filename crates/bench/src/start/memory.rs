@@ -1,4 +1,4 @@
-//! Memory of guests while they work, by page frames, and what merging it takes.
+//! Memory of guests while they work, by page frames, and the processor time of merging it.
 //!
 //! | arm | guests | merger |
 //! |---|---|---|
@@ -31,15 +31,15 @@ use std::time::{Duration, Instant};
 pub const ARMS: [&str; 4] = ["clone", "merge", KSMD, "clone+fold"];
 /// The arm of ksmd.
 pub const KSMD: &str = "clone+ksmd";
-/// Times of counts, in seconds since the work began, beside its end.
+/// Seconds after the beginning of the work at which memory is counted. It is also counted at the end.
 const COUNTS: [u64; 2] = [0, 60];
-/// Time that a duplicate must have lived to be counted as one: 20 s. If guests work for less than 40 s, half of that.
+/// Pages count as duplicates only if they have been equal for this long: 20 s, or half of the work if that is less.
 const LIVED: Duration = Duration::from_secs(20);
-/// Pause of the work in a guest after each turn, in seconds.
+/// Pause after each turn of a guest's work, in seconds.
 const PAUSE: u64 = 5;
 /// Rows of the database that each turn of the work deletes.
 const DELETED_ROWS: u32 = 300;
-/// Least size of a mapping that is a guest's RAM, for a merger that asks.
+/// Least size of a mapping that counts as a guest's RAM, for the arms' mergers.
 const LEAST_RAM: u64 = 32 << 20;
 
 /// Memory at one time of an arm.
@@ -66,7 +66,7 @@ pub struct Memory {
     pub turns_each: Option<f64>,
 }
 
-/// Runs these arms.
+/// Measures these arms, one after the other.
 ///
 /// # Errors
 /// A guest ends.
@@ -84,7 +84,7 @@ pub fn run(
     Ok(all)
 }
 
-/// The merger of an arm.
+/// The merger of an arm: none, ksmd, or a service of Pagefold.
 pub enum Side {
     Nobody,
     Ksmd(Ksmd),
@@ -92,7 +92,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Starts the merger of an arm. It merges nothing before [`Self::meet`].
+    /// Starts the merger of an arm. Nothing is merged before [`Self::meet`].
     pub fn start(arm: &str, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         Ok(match arm {
             "clone" => Self::Nobody,
@@ -101,27 +101,27 @@ impl Side {
         })
     }
 
-    /// The service that folds this arm's guests, if one does, and has it fold.
+    /// The service that folds the guests of this arm, with folding switched on; `None` if Pagefold is not the merger.
     pub fn folding(&self, scene: &Scene) -> anyhow::Result<Option<Folding>> {
         let Self::Service(service) = self else { return Ok(None) };
         service.set(crate::ksm::folding::folds())?;
         scene.folding(service.dir())
     }
 
-    /// Tells the merger all guests that there are, and has it merge.
+    /// Tells the merger the processes of all guests, and has it merge.
     pub fn meet(&mut self, pids: &[u32]) -> anyhow::Result<()> {
         let Some(merger) = self.merger() else { return Ok(()) };
         merger.meet(&pids.iter().map(|pid| (*pid, LEAST_RAM)).collect::<Vec<_>>())?;
         merger.on()
     }
 
-    /// Ends the merger, after its guests have ended.
+    /// Ends the merger. Its guests have ended before.
     pub fn off(&mut self) -> anyhow::Result<()> {
         self.merger().map_or(Ok(()), |merger| merger.off())
     }
 
-    /// Frames of the processes `pids` and of the pool, without the file `template`. With them the pages that merging or cloning saves beyond
-    /// the template's.
+    /// Page frames of these processes and of the pool, without those of the file `template`; and the pages that merging
+    /// or cloning saves beyond the template's.
     pub fn taken(&mut self, pids: &[u32], template: (u64, u64)) -> anyhow::Result<(u64, u64)> {
         let own = self.merger().map_or_else(|| Ok(Vec::new()), |merger| merger.own_pids())?;
         let places = Places::of(pids, &own)?;
@@ -158,7 +158,7 @@ fn one_arm(
     Ok(counted)
 }
 
-/// Starts an arm's guests with these numbers.
+/// Starts guests with these numbers as the arm has them: clones, or guests restored by copying.
 pub fn started<'a>(
     scene: &'a Scene,
     arm: &str,
@@ -172,7 +172,7 @@ pub fn started<'a>(
     scene.cloned("works-%d", numbers.end() + 1 - numbers.start(), folding)
 }
 
-/// Has the guests work, and counts.
+/// Has the guests work, and counts their memory at the times `COUNTS` and at the end.
 fn work(
     scene: &Scene,
     arm: &'static str,
@@ -218,7 +218,7 @@ fn work(
     Ok(counted.into_iter().map(shown).collect())
 }
 
-/// Turns that the guests have made, on average.
+/// Mean number of turns of work that the guests have made; `None` if a guest has made none.
 fn turns_each(guests: &Guests) -> anyhow::Result<Option<f64>> {
     let mut sum = 0.0;
     for dir in guests.dirs() {
@@ -228,7 +228,7 @@ fn turns_each(guests: &Guests) -> anyhow::Result<Option<f64>> {
     Ok(Some(sum / guests.dirs().len().max(1) as f64))
 }
 
-/// Frames of an arm's guests, and of their pool without the template.
+/// A count of the page frames of an arm's guests and of their pool, without the template.
 struct Count {
     contents: Contents,
     pool: Pooled,
@@ -247,7 +247,7 @@ impl Count {
         taken.frames - taken.pool + self.pool.pages
     }
 
-    /// Pages that are superfluous, or one of which is not.
+    /// All pages of which there are several with the same content.
     fn duplicates(&self) -> HashSet<(u32, HostVirt)> {
         let pages = self.contents.duplicates.iter().flat_map(|class| &class.pages);
         pages.map(|page| (page.pid, page.at)).collect()

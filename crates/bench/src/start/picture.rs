@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 const WIDTH: f64 = 760.0;
 /// Left and right edge of the field of values, in SVG units.
 const FIELD: (f64, f64) = (150.0, 640.0);
-/// Height of a row, in SVG units.
+/// Height of a row of dots or of a bar, in SVG units.
 const ROW: f64 = 24.0;
-/// Height of the field of curves, in SVG units.
+/// Height of the area of curves, in SVG units.
 const CURVES: f64 = 200.0;
-/// Least distance of the names of two curves, in SVG units.
+/// Least vertical distance between the names of two curves, in SVG units.
 const APART: f64 = 14.0;
 /// Ways to start a guest, in the order of a round's fields, with their names.
 const WAYS: [(&str, &str); 6] = [
@@ -74,7 +74,7 @@ struct Memory {
 /// A file for pictures, by its ending.
 ///
 /// # Errors
-/// It is neither `.html` nor `.svg`.
+/// The name ends neither in `.html` nor in `.svg`.
 pub fn parse_report(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     let is_known = path.extension().is_some_and(|ending| ending == "html" || ending == "svg");
@@ -99,10 +99,10 @@ impl Figures {
         Ok(all)
     }
 
-    /// Those of a result.
+    /// The figures of a result of this bench.
     ///
     /// # Errors
-    /// It is none of this bench.
+    /// The value is no result of this bench.
     pub fn of(result: &impl Serialize) -> anyhow::Result<Self> {
         Ok(serde_json::from_value(serde_json::to_value(result)?)?)
     }
@@ -210,7 +210,7 @@ fn most(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// Marks of a logarithmic axis, 1, 2 and 5 times powers of ten, from below the least value to above the greatest.
+/// Ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, from below the least value to above the greatest.
 fn marks(least: f64, most: f64) -> Vec<f64> {
     let mut marks: Vec<f64> = (-3..=9).flat_map(|power| [1.0, 2.0, 5.0].map(|m| m * 10_f64.powi(power))).collect();
     let (first, last) = (marks.iter().rposition(|mark| *mark <= least), marks.iter().position(|mark| *mark >= most));
@@ -220,25 +220,25 @@ fn marks(least: f64, most: f64) -> Vec<f64> {
     marks.split_off(first)
 }
 
-/// Marks of an axis from 0, about so many.
+/// Ticks of an axis from 0, about this many.
 fn from_zero(most: f64, about: f64) -> Vec<f64> {
     let step = step(most, about);
     (0..20).map(|n| f64::from(n) * step).take_while(|mark| *mark <= most).collect()
 }
 
-/// A mark's number, without what binary fractions add to it.
+/// A tick's number as text, rounded so that it shows no error of binary fractions.
 fn number(mark: f64) -> String {
     format!("{}", (mark * 1e3).round() / 1e3)
 }
 
-/// A picture that grows downwards, block by block.
+/// A picture to which blocks are added from top to bottom.
 struct Sheet {
     svg: String,
     bottom: f64,
 }
 
 impl Sheet {
-    /// Begins a block, which has a heading.
+    /// Begins a block with a heading.
     fn heading(&mut self, text: &str) {
         self.bottom += 34.0;
         let y = self.bottom;
@@ -265,7 +265,7 @@ impl Sheet {
         );
     }
 
-    /// Vertical lines of an axis over so much height, with their numbers below.
+    /// Vertical lines at an axis's ticks, with their numbers below.
     fn axis(&mut self, marks: &[f64], height: f64, x: &dyn Fn(f64) -> f64) {
         let end = self.bottom + height;
         for mark in marks {

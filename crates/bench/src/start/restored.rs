@@ -12,11 +12,11 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Times after the last restore at which is counted, in seconds. A count reads all frames that are not folded, which takes processors from
-/// guests and agents: so there is none before the one that matters.
+/// Seconds after the last restore at which folded pages are counted. A count reads all frames that are not folded, and
+/// takes processor time from guests and agents. So there is none before the first that matters.
 const COUNTS: [u64; 3] = [10, 20, 40];
 
-/// Share of the pages that are folded from which on nobody watches any more.
+/// When this share of the pages is folded, counting ends.
 const ALL: f64 = 0.995;
 
 /// Guests that were restored by copying.
@@ -34,7 +34,7 @@ pub struct Restored {
     pub open: ByReason,
 }
 
-/// Pages that are folded.
+/// How much is folded at one time.
 #[derive(Serialize)]
 pub struct Folded {
     /// Since the last guest was restored.
@@ -47,7 +47,7 @@ pub struct Folded {
     pub merger_cpu_s: f64,
 }
 
-/// Restores guests, and watches.
+/// Restores guests one after the other, and counts how soon their pages are folded.
 ///
 /// # Errors
 /// A guest does not come up.
@@ -56,7 +56,8 @@ pub fn run(scene: &Scene, n: u32, dir: &Path, guardian: &mut Guardian) -> anyhow
     service.set(folding::folds())?;
     let folding = scene.folding(service.dir())?;
     scene.save(folding.as_ref())?;
-    // It maps the template, by which that is known to be a part of the pool: none of the service's processes does.
+    // This clone maps the template, by which the template's memory is recognized as a part of the pool: no process of
+    // the service maps it.
     let first = scene.cloned("first-folded", 1, folding.as_ref())?;
     let guests = scene.restored(1..=n, true)?;
     service.meet(&guests.pids().into_iter().map(|pid| (pid, 1)).collect::<Vec<_>>())?;
@@ -85,7 +86,7 @@ fn watch(service: &Service, guests: &Guests, of_template: &[u32]) -> anyhow::Res
     Ok((folded, open))
 }
 
-/// Share of the guests' pages that map slots, of all whose content such a slot has; and the same of the last guest.
+/// Share of pages that are folded, among those whose content a slot has: of all guests, and of the last one.
 fn shares(pids: &[u32], own: &[u32], found: &Contents) -> anyhow::Result<(f64, f64)> {
     let Some(last) = pids.last() else { return Ok((0.0, 0.0)) };
     let mapped_by_last = Places::of(&[*last], own)?.taken().folded_places;

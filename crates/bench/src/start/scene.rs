@@ -1,4 +1,4 @@
-//! A template in a directory of its own, and each way to start its guest.
+//! A template in a directory of its own, and the ways to start a guest like it.
 
 use super::Times;
 use crate::ksm::folding::GROUP;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Name of the template.
 const NAME: &str = "bench";
-/// Word of the kernel's command line that has the helper started.
+/// Word on the kernel's command line that makes the guest start the helper which answers clones' questions.
 const HELPER: &str = "pagefold.identity=/dev/ttyS2";
 /// Longest time until a guest answers: 300 s.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -48,19 +48,19 @@ impl Drop for Guests<'_> {
 }
 
 impl Guests<'_> {
-    /// Pids of their QEMUs.
+    /// Process ids of the guests' QEMUs.
     pub fn pids(&self) -> Vec<u32> {
         let stock = self.stock.iter().map(|(machine, _)| machine.process.pid);
         self.clones.iter().map(|clone| clone.pid).chain(stock).collect()
     }
 
-    /// Their directories, with QEMU's sockets.
+    /// Directories of the guests, with QEMU's sockets.
     pub fn dirs(&self) -> Vec<PathBuf> {
         let clones = self.clones.iter().map(|clone| self.scene.clones.dir_of(&clone.name));
         clones.chain(self.stock.iter().map(|(_, dir)| dir.clone())).collect()
     }
 
-    /// Processor time of each until now, in seconds.
+    /// Mean processor time that a guest's QEMU has used so far, in seconds.
     pub fn cpu_s_each(&self) -> f64 {
         let pids = self.pids();
         let ticks: u64 = pids.iter().filter_map(|pid| Some(ProcessStat::read(*pid).ok()?.cpu_ticks)).sum();
@@ -72,7 +72,7 @@ impl Scene {
     /// Makes the template, its first clone, and the file to restore from.
     pub fn prepare(image: Image, dir: &Path) -> anyhow::Result<Self> {
         let scene = Self::of(image, dir)?;
-        // It lives on, so that the template's memory stays loaded, as on a host that has clones.
+        // The first clone goes on running, so that the template's memory stays loaded, as on a host that has clones.
         scene.make("first", 1, 0, None)?;
         scene.save(None)?;
         Ok(scene)
@@ -118,7 +118,7 @@ impl Scene {
         self.source.memory_bytes
     }
 
-    /// The file to restore from: one says that a service folds the guest, the other does not.
+    /// The file from which guests are restored. In the one for `is_folded`, guests are members of a service.
     fn saved(&self, is_folded: bool) -> PathBuf {
         self.dir.join(if is_folded { "saved-folded" } else { "saved" })
     }
@@ -161,7 +161,7 @@ impl Scene {
         self.clones.restore(&self.saved(is_folded), Some(name), (false, PATIENCE), store)
     }
 
-    /// Starts one guest in each way, one after the other.
+    /// Starts one guest in each way, one after the other, and takes the times.
     pub fn round(&self) -> anyhow::Result<Times> {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let boot = ms(self.stock().boot("boot")?.1);
@@ -173,7 +173,7 @@ impl Scene {
         let wanted = self.wanted("one", 1, 0, None);
         let rollback = self.timed(|| self.clones.roll_back(&record, &wanted).map(drop))?;
         self.end("one")?;
-        // One that waits is there beforehand.
+        // The machine that becomes the warm clone is started before the clock runs.
         self.make("other", 1, 1, None)?;
         let warm = self.timed(|| self.make("warm", 1, 0, None).map(drop))?;
         self.end("warm")?;
@@ -181,19 +181,19 @@ impl Scene {
         Ok(Times { boot, restore, stock, clone, warm, rollback })
     }
 
-    /// Milliseconds that something takes.
+    /// Milliseconds that `what` takes.
     fn timed(&self, what: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
         let begin = Instant::now();
         what()?;
         Ok(begin.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// The service in this directory, for clones that it is to fold.
+    /// What clones need to be folded by the service in this directory.
     pub fn folding(&self, service: &Path) -> anyhow::Result<Option<Folding>> {
         Folding::find(&Meant::Named(Place::at(service)), GROUP)
     }
 
-    /// Starts clones, folded or not. They answer.
+    /// Starts clones, folded or not, and waits until each has answered.
     pub fn cloned(&self, names: &str, count: u32, folding: Option<&Folding>) -> anyhow::Result<Guests<'_>> {
         let begin = Instant::now();
         let mut guests = self.none();
@@ -203,7 +203,7 @@ impl Scene {
         Ok(guests)
     }
 
-    /// Starts guests by stock QEMU. They answer.
+    /// Clones guests by QEMU alone, and waits until each has answered.
     pub fn stock_cloned(&self, count: u32) -> anyhow::Result<Guests<'_>> {
         let (machines, time) = self.stock().clone(count as usize)?;
         let dirs = (0..count).map(|number| self.dir.join(format!("stock-{number}")));
@@ -227,7 +227,8 @@ impl Scene {
         Ok(guests)
     }
 
-    /// Only copies the memory of so many guests, one after the other. Returns the seconds that it took.
+    /// Copies the memory of `count` guests, one after the other, and does nothing else. Returns the seconds that this
+    /// took.
     pub fn copied(&self, count: u32) -> anyhow::Result<f64> {
         Ok(self.stock().copy_memory(count as usize)?.as_secs_f64())
     }
@@ -268,13 +269,13 @@ impl Scene {
     }
 }
 
-/// Does something for each name, all at the same time.
+/// Calls `what` for each name, all at the same time.
 fn at_once<T: Send>(names: &[String], what: impl Fn(&str) -> anyhow::Result<T> + Sync) -> anyhow::Result<Vec<T>> {
     let what = &what;
     thread::scope(|scope| {
         let doing: Vec<_> = names.iter().map(|name| scope.spawn(move || what(name))).collect();
         let done = doing.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        // Each, so that those that are there are ended if one is not.
+        // All are collected before the first error is returned, so that the guests that did start are ended.
         done.collect::<Vec<_>>().into_iter().collect()
     })
 }

@@ -1,4 +1,4 @@
-//! Guests that are wanted at the same time: some of them in each way, until the last has answered.
+//! Start storms: several guests are wanted at the same time, and are started in one way until the last has answered.
 
 use super::added::{self, Added};
 use super::scene::{Guests, Scene};
@@ -15,12 +15,12 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The arm of containers, which are of no image of a VM's.
+/// The arm of containers. They are not made of a VM's image.
 const CONTAINER: &str = "container";
 /// All arms.
 const ARMS: [&str; 4] = ["boot", "restore", "clone", CONTAINER];
 
-/// A storm.
+/// The times of one start storm.
 #[derive(Serialize)]
 pub struct Storm {
     /// Image of the guests.
@@ -52,7 +52,8 @@ pub fn run(scene: &Scene, sizes: &[u32], dir: &Path, guardian: &mut Guardian) ->
     Ok(storms)
 }
 
-/// A storm of one size in one way. `look` is told the pids of the VMs while they are there; containers have ended by then.
+/// Starts `n` guests in one way. `look` gets the pids of the VMs while they run; of containers it gets none, because
+/// they have ended by then.
 fn one<T>(
     scene: &Scene,
     arm: &str,
@@ -72,7 +73,7 @@ fn one<T>(
     Ok((storm, seen))
 }
 
-/// A template of an image, for storms that others measure.
+/// A template, for callers outside this bench that measure storms.
 pub struct Storms {
     scene: Scene,
     lab: PathBuf,

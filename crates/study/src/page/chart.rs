@@ -9,16 +9,16 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 520.0;
 /// Height of a picture, in SVG units.
 const HEIGHT: f64 = 250.0;
-/// Edges of the field: left, top, right, bottom.
+/// Edges of the area in which values are drawn: left, top, right, bottom.
 const FIELD: (f64, f64, f64, f64) = (62.0, 14.0, 510.0, 206.0);
-/// Ratio of the largest to the smallest number on an axis from which on the axis is logarithmic.
+/// An axis is logarithmic if its largest number is at least this many times the smallest.
 const LOGARITHMIC_FROM: f64 = 20.0;
-/// Largest end of an axis. Numbers beyond it are drawn there.
+/// Largest end of an axis. Numbers beyond it are drawn at the end.
 const LARGEST: f64 = 1e300;
-/// Greatest number of marks of an axis.
+/// Most ticks of an axis.
 const MOST_MARKS: u32 = 20;
 
-/// A value with half the width of its interval.
+/// A mean, with half the width of its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
     /// The value.
@@ -45,7 +45,7 @@ pub struct Line {
     pub name: String,
     /// Class of its colour.
     pub class: String,
-    /// Its points.
+    /// Points of the line.
     pub points: Vec<(f64, Value)>,
 }
 
@@ -54,24 +54,24 @@ pub fn top_of(rows: &[Row]) -> f64 {
     rows.iter().flat_map(|r| r.values.iter().flatten()).map(|v| v.mean + v.half.unwrap_or(0.0)).fold(0.0, f64::max)
 }
 
-/// The upper end of an axis for values up to this.
+/// The upper end of an axis on which values up to `top` are drawn.
 fn with_room(top: f64) -> f64 {
     if top > 0.0 { (top * 1.05).min(LARGEST) } else { 1.0 }
 }
 
-/// The distance between the marks of an axis: 1, 2 or 5 times a power of ten, for about five marks up to `most`.
+/// The distance between the ticks of an axis: 1, 2 or 5 times a power of ten, for about five ticks up to `most`.
 fn step(most: f64) -> f64 {
     let raw = (most / 5.0).max(1e-9);
     let power = 10_f64.powf(raw.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= raw * 0.999).unwrap_or(raw)
 }
 
-/// The place of a value in the field, whose upper edge is `top`.
+/// The vertical coordinate of a value, if `top` is at the upper edge.
 fn y(value: f64, top: f64) -> f64 {
     FIELD.3 - (value / top).clamp(0.0, 1.0) * (FIELD.3 - FIELD.1)
 }
 
-/// The beginning of a picture with its vertical axis, which ends at `top`.
+/// The beginning of an SVG with its vertical axis, which ends at `top`.
 fn begin(label: &str, unit: &str, top: f64) -> String {
     let mut svg =
         format!("<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", Text(label));
@@ -145,7 +145,7 @@ pub fn bars(label: &str, unit: &str, x: &[String], rows: &[Row], top: f64) -> St
     svg + "</svg>"
 }
 
-/// The place of numbers on the horizontal axis.
+/// Turns numbers into horizontal coordinates.
 struct Across {
     from: f64,
     to: f64,
@@ -165,7 +165,7 @@ impl Across {
     }
 }
 
-/// Lines over numbers, with a mark on the axis for each of `marks`, and events.
+/// Lines over a horizontal axis of numbers, with a tick for each of `marks`, and vertical lines for events.
 pub fn lines(
     label: &str,
     (unit, along): (&str, &str),
@@ -220,7 +220,7 @@ fn draw_line(svg: &mut String, line: &Line, across: &Across, top: f64) {
     line.points.iter().for_each(|(x, value)| whisker(svg, across.x(*x), *value, top));
 }
 
-/// Marks for an axis from 0.
+/// Ticks for an axis from 0 to `to`.
 pub fn marks(to: f64) -> Vec<f64> {
     let step = step(to.min(LARGEST));
     (0..MOST_MARKS).map(|n| f64::from(n) * step).take_while(|at| *at <= to * 1.0001).collect()

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// Colours of pictures that stand alone, in both themes: those of the report.
+/// Style sheet with the colours of pictures that stand alone, for a light and a dark theme: the report has the same.
 const THEMES: &str = "\
 :root{--ground:#fdfdfb;--line:#dcdcd5;--ink:#1d1f22;--quiet:#5c6066;--unique:#b9bcc0;--shared:#009e73;--group:#0072b2;--others:#d55e00;--host:#cc79a7;--ram:#4d3fa3;--stack:#b79b2d}\
 @media(prefers-color-scheme:dark){:root{--ground:#15171a;--line:#34383e;--ink:#e8e8e4;--quiet:#a3a7ad;--unique:#6a7077;--shared:#1fb88a;--group:#2f97d6;--others:#ee7a21;--host:#d990b8;--ram:#8f83dd;--stack:#d8c25e}}\
@@ -94,7 +94,7 @@ fn of_paper(text: &mut String, paper: &OfPaper<'_>, dir: &str) {
     let _ = writeln!(text, "![{}]({dir}/{})\n", paper.paper.picture, picture_name(&paper.paper.picture, 0));
 }
 
-/// The losses that matter.
+/// Writes the list of the largest losses.
 fn worse(text: &mut String, items: &[Item<'_>], dir: &str) {
     let rows = overview::losses(items).into_iter();
     let rows: Vec<String> = rows
@@ -120,7 +120,7 @@ fn link(id: &str, dir: &str) -> String {
     format!("[{id}]({dir}/{id}.md)")
 }
 
-/// Text in a cell of a table.
+/// Text with the characters escaped that end a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
@@ -184,7 +184,7 @@ fn verdicts(text: &mut String, (study, result): Item<'_>) {
 
 /// A panel as a picture that stands alone: the paper's numbers on the left, ours on the right.
 fn picture(panel: &Panel, result: &Outcome) -> String {
-    // A table has no picture of its own: its rows become bars.
+    // A table has no picture of its own. Its rows are drawn as bars.
     let drawn = if panel.form == PanelForm::Table { PanelForm::Bars } else { panel.form };
     let panel = &Panel { form: drawn, ..panel.clone() };
     let (paper, ours) = (Side::paper(panel), Side::ours(panel, result));

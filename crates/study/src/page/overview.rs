@@ -9,14 +9,14 @@ use crate::result::Outcome;
 use crate::standing;
 use crate::words;
 
-/// The number of losses on the page.
+/// Most losses that the page lists.
 const LOSSES: usize = 10;
 
 /// A paper with its results.
 pub struct OfPaper<'a> {
     /// The paper.
     pub paper: Paper,
-    /// Those of its studies that ran.
+    /// Those studies of the paper that ran, with their results.
     pub items: Vec<Item<'a>>,
 }
 
@@ -30,14 +30,14 @@ impl<'a> OfPaper<'a> {
         data::papers().into_iter().map(of).filter(|paper| !paper.items.is_empty()).collect()
     }
 
-    /// The studies that speak for the paper, each with its first figure.
+    /// The studies that are shown for the paper, each with what it found first.
     pub fn seen(&self) -> Vec<(&'a Study, String)> {
         let find = |id: &String| self.items.iter().find(|(study, _)| study.id == *id);
         let first = |(study, result): &Item<'a>| Some((*study, told(result, headline(result)?)));
         self.paper.shown.iter().filter_map(find).filter_map(first).collect()
     }
 
-    /// How sure that is.
+    /// How many predictions of the paper are decided, how many are not, and how many verdicts hold for this host alone.
     pub fn sure(&self) -> String {
         let low = here_alone(&self.items);
         let low = match low {
@@ -63,7 +63,7 @@ pub fn counts(items: &[Item<'_>]) -> String {
     some.join(", ")
 }
 
-/// Decided predictions at a low dose.
+/// Number of decided predictions that hold for this host alone, because the dose was low.
 pub fn here_alone(items: &[Item<'_>]) -> usize {
     let of = |(_, result): &Item<'_>| {
         let low = result.verdicts.iter().filter(|verdict| standing::is_low(result, verdict));
@@ -72,7 +72,8 @@ pub fn here_alone(items: &[Item<'_>]) -> usize {
     items.iter().map(of).sum()
 }
 
-/// The verdict that stands for a study: the first decided one about Pagefold, without one the first decided, without one the first.
+/// The verdict that stands for a study: the first decided one about Pagefold; if there is none, the first decided one;
+/// if none is decided, the first.
 pub fn headline(result: &Outcome) -> Option<&Verdict> {
     let decided = || result.verdicts.iter().filter(|verdict| verdict.verdict != Answer::Undecided);
     let is_ours = |verdict: &&Verdict| {
@@ -98,8 +99,9 @@ pub fn dose(result: &Outcome) -> String {
     })
 }
 
-/// The losses that matter: of each study the decided one that is the largest part of the figure, the largest first. A cost of
-/// merging that nobody else has (the other figure is 0) comes last.
+/// The losses that are listed: of each study the decided one that is the largest in relation to the figure; the largest
+/// comes first. Where the other arm's figure is 0, merging has a cost that the other does not have at all: these come
+/// last.
 pub fn losses<'a>(items: &[Item<'a>]) -> Vec<(&'a Study, Loss)> {
     let part = |loss: &Loss| {
         let (ours, theirs) = (loss.ours.1, loss.theirs.1);

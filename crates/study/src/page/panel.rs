@@ -10,14 +10,14 @@ use report::Align;
 use report::html::{self, Text, legend};
 use std::io::{self, Write};
 
-/// One side of a panel: the paper's, or ours.
+/// The numbers that a panel draws on one side: the paper's, or those measured here.
 pub struct Side {
     rows: Vec<Row>,
     cells: Vec<(String, Vec<String>)>,
 }
 
 impl Side {
-    /// The paper's numbers.
+    /// The side with the paper's numbers.
     pub fn paper(panel: &Panel) -> Self {
         let of = panel.series.iter().enumerate().filter(|(_, series)| !series.paper.is_empty());
         let (mut rows, mut cells) = (Vec::new(), Vec::new());
@@ -31,7 +31,7 @@ impl Side {
         Self { rows, cells }
     }
 
-    /// Ours.
+    /// The side with the numbers measured here.
     pub fn ours(panel: &Panel, result: &Outcome) -> Self {
         let (mut rows, mut cells) = (Vec::new(), Vec::new());
         for (n, series) in panel.series.iter().enumerate() {
@@ -47,22 +47,22 @@ impl Side {
         Self { rows, cells }
     }
 
-    /// The class and the name of each row.
+    /// For each row, the class of its colour and its name.
     pub fn keys(&self) -> impl Iterator<Item = (&str, &str)> {
         self.rows.iter().map(|row| (row.class.as_str(), row.name.as_str()))
     }
 
-    /// Its largest value, intervals included.
+    /// The largest value on this side, intervals included.
     fn top(&self) -> f64 {
         chart::top_of(&self.rows)
     }
 
-    /// Whether it has nothing to show.
+    /// Whether the side has no number.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Its picture; `None` of a table.
+    /// The picture of this side; `None` if the panel is a table.
     pub fn picture(&self, panel: &Panel, label: &str, top: f64) -> Option<String> {
         match panel.form {
             PanelForm::Table => None,
@@ -108,7 +108,7 @@ fn class_of(panel: &Panel, n: usize) -> String {
     }
 }
 
-/// The upper ends of both sides' scales: one for both, unless one of them would vanish.
+/// The upper ends of both sides' axes. They are the same, unless one side's values would be too small to be seen.
 pub fn tops(paper: &Side, ours: &Side) -> (f64, f64) {
     let (theirs, own) = (paper.top(), ours.top());
     let most = theirs.max(own);

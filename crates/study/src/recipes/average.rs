@@ -15,14 +15,14 @@ use std::time::Instant;
 
 /// Numbers of guests that run at a time, one after the other, in the short form of the study.
 const SHORT: [usize; 4] = [1, 2, 4, 8];
-/// The same in the full form.
+/// Numbers of guests that run at a time, one after the other, in the full form of the study.
 const FULL: [usize; 5] = [1, 2, 4, 8, 12];
-/// End of the name of an arm in which ksmd passes over pages, as it does by itself.
+/// Ending of the name of an arm in which ksmd passes over pages, if the host's `smart_scan` has it do so.
 const SMART: &str = "-smart";
-/// Largest number of guests that a forecast is made from.
+/// The forecast is made from the averages of up to this many guests.
 const KNOWN: usize = 4;
 
-/// `agarwal-fig6.2`.
+/// The recipe of `agarwal-fig6.2`: averages for each number of guests, and how well they follow the law.
 pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
@@ -55,7 +55,7 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Starts the first guest.
+/// Starts the first guest, a VM or a container.
 fn start(rig: &mut Rig, planned: &Planned, merger: &mut Merger) -> anyhow::Result<Crowd> {
     if !planned.arm.ends_with(CONTAINER) {
         return Ok(Crowd::Vms(rig.vms(&alike(1, rep_of(planned), D256), merger)?));
@@ -65,7 +65,7 @@ fn start(rig: &mut Rig, planned: &Planned, merger: &mut Merger) -> anyhow::Resul
     Ok(Crowd::Containers(first))
 }
 
-/// Starts further guests, up to a number.
+/// Starts further guests, until there are `guests` of them.
 fn add(
     rig: &mut Rig,
     planned: &Planned,
@@ -82,8 +82,9 @@ fn add(
     }
 }
 
-/// Memory of all guests in MB, and their merged pages. Of VMs both are by page frames. Of containers they are the PSS, to which files
-/// belong, and the merger's account, as forked processes have frames in common anyway.
+/// Memory of all guests in MB, and the number of merged pages. For VMs, both are counted from page frames. For
+/// containers, memory is the PSS, which has pages of files, too; and merged pages are those of the merger's account,
+/// since forked processes share frames without any merging.
 fn look(crowd: &Crowd, merger: &Merger) -> anyhow::Result<(f64, f64)> {
     match crowd {
         Crowd::Vms(_) => {
@@ -97,7 +98,7 @@ fn look(crowd: &Crowd, merger: &Merger) -> anyhow::Result<(f64, f64)> {
     }
 }
 
-/// Whether the averages follow the law.
+/// Fits the law to the averages. Puts how far they are from it, and how well the last average is forecast.
 fn shape(averages: &[(f64, f64)], measured: &mut Measured) -> anyhow::Result<()> {
     let rise = averages.windows(2).map(|two| two[1].1 - two[0].1).fold(f64::NEG_INFINITY, f64::max);
     let law = Law::of(averages)?;
@@ -110,7 +111,7 @@ fn shape(averages: &[(f64, f64)], measured: &mut Measured) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The average guest: its own part, and the part in common.
+/// The law of the module's documentation: `own` is I, and `common` is F - I.
 struct Law {
     own: f64,
     common: f64,
@@ -123,7 +124,7 @@ impl Law {
         Ok(Self { own, common })
     }
 
-    /// Distance of an average from the law, relative to it.
+    /// How far an average is from the law, as a share of the average.
     fn error(&self, (n, average): (f64, f64)) -> f64 {
         ((self.own + self.common / n) / average - 1.0).abs()
     }

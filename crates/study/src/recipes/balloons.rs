@@ -16,35 +16,37 @@ use std::time::{Duration, Instant};
 const WHOLE: u64 = 512;
 /// Sizes to which guests shrink, in MiB.
 const SMALLER: [u64; 2] = [384, 256];
-/// Frames that the priced balloon is to free in each step: as many as the blind one does, about.
+/// Page frames that the guests are to free in each step of an arm `-priced`, in bytes: about as many as become free in
+/// the arm `-blind`.
 const PRICED_FRAMES: u64 = 128 << 20;
-/// Sizes of `kloster-fig8.2`, in MiB.
+/// Sizes of the guests in `kloster-fig8.2`, in MiB.
 const SIZES: [u64; 5] = [512, 416, 352, 288, 256];
-/// Size of the disk that is read, in MiB. A guest has it all in its cache at the first size, and less than half at the last one.
+/// Size of the disk from which guests read, in MiB. At the first size of a guest, its page cache holds all of it, and
+/// at the last one less than half.
 const DATA_MIB: u64 = 160;
 /// Time of one load, in seconds.
 const LOAD_S: u32 = 4;
-/// Time in which guests tell of themselves twice, and a merger sees what the balloon took.
+/// Pause after a change of size: guests report statistics twice, and a merger sees what balloons have taken.
 const STATISTICS: Duration = Duration::from_secs(5);
 
 fn ballooned(guests: usize, first: usize) -> VmsWanted {
     VmsWanted { system: System::BALLOONED, ..alike(guests, first, WHOLE << 20) }
 }
 
-/// Guests with balloons whose memory is merged. They end before their merger.
+/// Guests with balloons whose memory is merged. The fields are dropped in order, so guests end before their merger.
 struct Ballooned {
     vms: Vms,
     merger: Merger,
     begin: Instant,
-    /// Memory that merging saves.
+    /// Memory that merging saves, over time.
     timeline: Timeline,
     measured: Measured,
-    /// Pages that the guests would take without merging, before any balloon.
+    /// Pages that the guests would take without merging, before any balloon took memory.
     unmerged: f64,
 }
 
 impl Ballooned {
-    /// Measures the memory of all guests at one size of theirs, in MiB. Returns what they hold.
+    /// Measures the memory of all guests; `x` names their present size. Returns what they save, and their page frames.
     fn look(&mut self, x: &str) -> anyhow::Result<(Saved, Places)> {
         let pids = self.vms.pids();
         let (saved, places) = (Saved::of(&self.merger, &pids)?, Places::of(&pids)?);
@@ -60,7 +62,7 @@ impl Ballooned {
         Ok((saved, places))
     }
 
-    /// Shrinks the guests to these sizes in bytes, and tells what that took.
+    /// Shrinks the guests to these sizes in bytes, and measures what the balloons took and what became free.
     fn shrink(&mut self, x: u64, sizes: &[u64]) -> anyhow::Result<()> {
         self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{x} MiB each")));
         let pids = self.vms.pids();
@@ -80,7 +82,7 @@ impl Ballooned {
     }
 }
 
-/// `li-exp2-2`. One guest has run the array, the other is idle.
+/// The recipe of `li-exp2-2`. One guest has filled and freed an array, the other is idle.
 pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
     let vms = rig.vms(&ballooned(2, first_of(planned, 2)), &mut merger)?;
@@ -111,7 +113,7 @@ pub fn while_merging(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     Ok(measured)
 }
 
-/// Compares what was measured at the sizes of the guests.
+/// Puts the figures that compare the guests at different sizes.
 fn compare(merges: bool, measured: &mut Measured) -> anyhow::Result<()> {
     let [first, second] = SMALLER;
     let ratio = |of: &Measured, above: &str, below: &str, x| value(of, above, x).zip(value(of, below, x));
@@ -129,7 +131,8 @@ fn compare(merges: bool, measured: &mut Measured) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory that became free for each MB of the balloons, over both steps. Each step frees memory of its own; balloons keep what they hold.
+/// Memory that became free on the host for each MB that balloons took, over both steps together. Frames freed by a step
+/// are counted for it alone, while balloons keep what they took before.
 fn freed_in_all(measured: &Measured) -> Option<f64> {
     let freed = SMALLER.map(|size| value(measured, "freed_mb", size)).into_iter().sum::<Option<f64>>()?;
     Some(freed / value(measured, "inflated_mb", SMALLER[1])?)
@@ -141,7 +144,7 @@ fn value(measured: &Measured, metric: &str, size: u64) -> Option<f64> {
     measured.samples.iter().find(|s| s.metric == metric && s.x.as_ref() == Some(&x)).map(|s| s.value)
 }
 
-/// A balloon that goes by price: where a page frees most.
+/// Chooses guests' sizes by price: memory is taken where it frees most page frames.
 struct Aware {
     gatherer: Gatherer,
     ledger: Ledger,
@@ -155,7 +158,7 @@ impl Aware {
         Ok(Self { gatherer, ledger: Ledger::open(&dir.join("ledger"))?, pids: vms.pids() })
     }
 
-    /// The size of each guest if all of them together are to give `taken_mib`, the cheapest first.
+    /// The size of each guest if all guests together give up `taken_mib`, the cheapest memory first.
     fn sizes_of(&mut self, taken_mib: u64) -> anyhow::Result<Vec<u64>> {
         let facts = self.facts_after_a_while()?;
         let mut left = taken_mib << 20;
@@ -169,7 +172,7 @@ impl Aware {
         Ok(sizes)
     }
 
-    /// The sizes of the guests that free so many bytes of frames more, by the prices.
+    /// The sizes at which guests free this many further bytes of page frames, the cheapest memory first.
     fn sizes_that_free(&mut self, frames_bytes: u64) -> anyhow::Result<Vec<u64>> {
         let facts = self.facts_after_a_while()?;
         let mut sizes: Vec<u64> = facts.guests.iter().map(balance::GuestFacts::size_bytes).collect();
@@ -179,7 +182,7 @@ impl Aware {
         Ok(sizes)
     }
 
-    /// Guests tell of themselves only when they have been asked for some seconds.
+    /// Facts about the guests. A guest reports statistics only some seconds after it was first asked for them.
     fn facts_after_a_while(&mut self) -> anyhow::Result<balance::Facts> {
         self.facts()?;
         pause(STATISTICS)?;
@@ -196,12 +199,12 @@ impl Aware {
     }
 }
 
-/// `kloster-fig8.2`.
+/// The recipe of `kloster-fig8.2`.
 pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&ballooned(2, rep_of(planned)), &mut merger)?;
     vms.plug(&vms.guests, &rig.data(DATA_MIB)?)?;
-    // Has the disk in the cache as far as it fits.
+    // The page cache gets as much of the disk as fits into it.
     let warm = vms.run(Timed::RandomReads, LOAD_S)?;
     let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
     let mut rates = Vec::new();
@@ -214,7 +217,8 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         measured.put_at("saved_mb", size, mb(Saved::of(&merger, &vms.pids())?.all()));
     }
     measured.put("most_over_least", rates[0] / rates[rates.len() - 1]);
-    // Each size counts as much as another: the largest has by far the highest rate.
+    // The mean is that of logarithms, so that each size counts as much as another. The rate of the largest size is by
+    // far the highest.
     let logs: Vec<f64> = rates.iter().map(|rate| rate.ln()).collect();
     measured.put("typical_rate", stats::mean(&logs).exp());
     measured.put(OPERATIONS, warm.iter().map(|speed| speed.operations).sum());

@@ -12,20 +12,20 @@ use page::HostVirt;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Ending of the name of an arm whose merger leaves zero pages alone.
+/// Ending of the name of an arm in which pages of zeros are not merged.
 const FILTERED: &str = "-filtered";
-/// Interval between two looks at the zero pages.
+/// Interval between two readings of the zero pages.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit of a build.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A guest with resident zeros, before a build. It ends before its merger.
+/// A guest whose free memory is resident and zero, before a build. The guest is dropped before its merger.
 struct Prepared {
     vms: Vms,
     merger: Merger,
-    /// Where the RAM lies.
+    /// The addresses of the guest's RAM in QEMU.
     ram: Ram,
-    /// The pages of zeros that the merger gave back.
+    /// Addresses of the pages of zeros whose frames the merger has freed.
     shared: HashSet<HostVirt>,
     begin: Instant,
     timeline: Timeline,
@@ -37,7 +37,7 @@ fn prepare(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Prepared> {
     let mut merger = rig.merger(&planned.arm, &[group])?;
     let vms = rig.vms(&alike(1, first_of(planned, 1), D256), &mut merger)?;
     vms.tell(&vms.guests, SOURCES_SCRIPT)?;
-    // Has the emulator translate the programs of a build.
+    // One step of a build makes the emulator translate the build's programs.
     vms.run(Timed::Build(1), 0)?;
     vms.tell(&vms.guests, workload::ZEROS_SCRIPT)?;
     let ram = Ram::of(vms.pids()[0], D256 / 2)?;
@@ -55,7 +55,7 @@ fn prepare(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Prepared> {
     Ok(Prepared { vms, merger, ram, shared, begin, timeline, measured })
 }
 
-/// `kloster-t7.1`.
+/// The recipe of `kloster-t7.1`: the time of a build.
 pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     if slices::merger_of(&planned.arm).is_some() {
         let loads = [("build", Timed::Build(BUILD_STEPS))];
@@ -74,9 +74,9 @@ pub fn run_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `kloster-fig7.3`.
+/// The recipe of `kloster-fig7.3`: the zero pages that a build writes, over time.
 pub fn zeros_consumed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
-    // A part that is not bound here would end at once: the merger, too, which is to go on during the build.
+    // The merger is bound to a name, so that it is not dropped and goes on during the build.
     let Prepared { merger: _merger, vms, ram, shared, begin, mut timeline, mut measured } = prepare(rig, planned)?;
     vms.tell(&vms.guests, &workload::in_background(&workload::build_script(BUILD_STEPS)))?;
     let since = Instant::now();
@@ -106,12 +106,13 @@ pub fn zeros_consumed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measur
     Ok(measured)
 }
 
-/// The share of zero pages that are broken when each quarter of the build is done.
+/// For each quarter of the build, the share of zero pages that were written by its end.
 #[derive(Default)]
 struct Quarters([f64; 4]);
 
 impl Quarters {
-    /// Takes a look, after so many steps. The last look with no more than a quarter's steps counts for it.
+    /// Notes the share of zero pages that are broken after this many steps. For each quarter, the last reading within
+    /// it stays.
     fn see(&mut self, done: u32, broken: f64) {
         for (n, share) in self.0.iter_mut().enumerate() {
             if done <= (n as u32 + 1) * BUILD_STEPS / 4 {

@@ -14,20 +14,20 @@ use page::PAGE_BYTES;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Samples of a footprint, and the interval between them.
+/// Number of readings of a footprint, whose mean counts, and the interval between them.
 const SAMPLES: (usize, Duration) = (10, Duration::from_millis(300));
-/// Numbers of containers of the short form.
+/// Numbers of containers in the short form.
 const SHORT: [usize; 3] = [1, 4, 8];
-/// Numbers of containers of the full form.
+/// Numbers of containers in the full form.
 const FULL: [usize; 4] = [1, 4, 8, 16];
-/// Pages of the control that must be merged before the guest counts as settled: 98%.
+/// Pages of the control process that must be merged before merging of the guest can count as settled: 98% of them.
 const MERGED_PAGES: u64 = 2 * DOUBLES as u64 * 98 / 100;
-/// Growth of the guest's merged pages below which it is settled: 1%.
+/// Growth of the guest's merged pages below which merging counts as settled: 1%.
 const SETTLED: f64 = 0.01;
-/// Time limit until it is settled.
+/// Time limit for merging to settle: 3 min.
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// One guest of either kind.
+/// A single guest: a VM or a container.
 enum One {
     Vm(Vms),
     Container(Containers),
@@ -54,7 +54,7 @@ fn bytes_mb(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// `agarwal-t6.2`.
+/// The recipe of `agarwal-t6.2`.
 pub fn one_guest(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
     let one = One::start(rig, planned, &mut merger)?;
@@ -77,7 +77,7 @@ pub fn one_guest(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `sonone-base`: a single instance of a server, in an arm such as `vm-apache`.
+/// The recipe of `sonone-base`: a single server, in a VM or a container, in an arm such as `vm-apache`.
 pub fn single(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
     let (kind, server) = planned.arm.split_once('-').context("an arm without a server")?;
@@ -97,12 +97,12 @@ pub fn single(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// PSS of all processes of the host. Those that end meanwhile are left out.
+/// Sum of the PSS of all processes of the host. Those that end meanwhile are left out.
 fn all_pss_bytes() -> anyhow::Result<u64> {
     Ok(host::pids()?.into_iter().filter_map(|pid| Usage::of(pid).ok()).map(|usage| usage.pss_bytes).sum())
 }
 
-/// Memory of the host that is not free.
+/// Memory of the host that is in use: the total less what is free.
 fn used_bytes() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let of = |name: &str| {
@@ -114,16 +114,18 @@ fn used_bytes() -> anyhow::Result<u64> {
     Ok((both.0 - both.1) * 1024)
 }
 
-/// A process in the guests' group that holds pages twice. Merging these proves that the guests' pages could be merged as well.
+/// The control: a process in the guests' group that holds two copies of each page. That its pages are merged proves
+/// that the guests' pages could have been merged, too.
 struct Control(Asked);
 
 impl Control {
-    /// Starts it. Nobody merges it yet.
+    /// Starts the control, which no merger knows yet.
     fn start(rig: &Rig) -> anyhow::Result<Self> {
         Asked::start_alone(rig.dir(), "doubles", &["doubles"]).map(Self)
     }
 
-    /// Has it merged in the way in which a container's processes are: Pagefold attaches to it while it runs.
+    /// Has the control merged in the way in which a container's processes are merged: Pagefold attaches to it while it
+    /// runs.
     fn join(&self, merger: &mut Merger) -> anyhow::Result<()> {
         let pid = self.0.pid();
         if let Some(fold) = merger.lab()? {
@@ -139,12 +141,13 @@ impl Control {
         merger.meet(&[(pid, GROUP.to_owned())])
     }
 
-    /// Merges until the control's pages are merged and those of the guest grow no more. Returns the guest's merged pages.
+    /// Merges until the control's pages are merged and the guest's merged pages grow no more. Returns the number of the
+    /// guest's merged pages.
     fn settle(&self, merger: &Merger, pids: &[u32], timeline: &mut Timeline) -> anyhow::Result<u64> {
         let begin = Instant::now();
         merger.on()?;
         if merger.ksmd().is_some() {
-            // It makes its rounds meanwhile.
+            // ksmd makes its full rounds meanwhile.
             merger.settle(begin, &mut Timeline::default())?;
         }
         let mut looks: Vec<Look> = Vec::new();
@@ -163,13 +166,15 @@ impl Control {
         Ok(looks.last().map_or(0, |look| look.own))
     }
 
-    /// Its merged pages, by page frames. It has read all of its pages then, so that it maps its part of the pool.
+    /// Number of the control's merged pages, by page frames. The control reads all of its pages for that, and then maps
+    /// its part of the pool.
     fn proof(&mut self) -> anyhow::Result<u64> {
         let proof = self.0.ask("touch")?;
         proof["merged"].as_u64().with_context(|| format!("the process answers {proof}"))
     }
 
-    /// The footprint of processes of its group in MB, without its own part of the pool. It has given its proof, and so maps all of that.
+    /// The footprint of these processes in MB, without the part of the pool that the control maps. Call `Self::proof`
+    /// before: then the control maps all of its part.
     fn footprint_without(&self, pids: &[u32], merger: &Merger) -> anyhow::Result<f64> {
         let all = footprint(pids, (merger, GROUP))?.pss_bytes;
         let Merger::Fold(_) = merger else { return Ok(bytes_mb(all)) };
@@ -180,29 +185,32 @@ impl Control {
     }
 }
 
-/// The guest's bytes: its processes', the worker's, and the control's shares of the pool, less the pages of the pool that the control maps.
-/// Shares of a page add up to a page over all that map it.
+/// Bytes of the guest: `all` has those of its processes and the worker's share of the pool. The control's share of the
+/// pool is added, and the pages that the control maps are subtracted whole: the shares of a page, over all that map it,
+/// add up to a page.
 const fn without(all: u64, of_control: u64, controls_pages: u64) -> u64 {
     (all + of_control).saturating_sub(controls_pages * PAGE_BYTES as u64)
 }
 
-/// Merged pages at one moment.
+/// Numbers of merged pages at one moment.
 struct Look {
     at_s: f64,
-    /// The guest's.
+    /// The guest's merged pages.
     own: u64,
-    /// The control's.
+    /// The control's merged pages.
     control: u64,
 }
 
-/// Whether the control has been merged for a while, and the guest's merged pages have not grown since. A guest may have none.
+/// Whether the control's pages have been merged for `SETTLED_FOR`, and the guest's merged pages have not grown since.
+/// The guest may have none.
 fn is_settled(looks: &[Look]) -> bool {
     let Some(last) = looks.last() else { return false };
     let before = looks.iter().rev().find(|look| look.at_s <= last.at_s - SETTLED_FOR.as_secs_f64());
     before.is_some_and(|look| look.control >= MERGED_PAGES && last.own as f64 <= look.own as f64 * (1.0 + SETTLED))
 }
 
-/// Pages of these processes that are merged, and pages of zeros that they gave back, by the merger's account of each.
+/// Pages of these processes that are merged, and their pages of zeros whose frames were freed, by the merger's account
+/// of each process.
 fn merged_of(merger: &Merger, pids: &[u32]) -> anyhow::Result<u64> {
     match merger {
         Merger::Off => Ok(0),
@@ -218,7 +226,7 @@ fn timeline() -> Timeline {
     Timeline { name: "merged pages, without the control's".into(), unit: "pages".into(), ..Timeline::default() }
 }
 
-/// `agarwal-t6.3`.
+/// The recipe of `agarwal-t6.3`: what merging saves in a single guest.
 pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
     let mut control = Control::start(rig)?;
@@ -245,7 +253,7 @@ pub fn merged_alone(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
     Ok(measured)
 }
 
-/// `agarwal-s6.4`.
+/// The recipe of `agarwal-s6.4`: containers on a shared and on a copied root directory.
 pub fn by_root(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
     let mut merger = rig.merger(merger_of(planned), &[Group::of(GROUP)])?;
@@ -270,7 +278,8 @@ pub fn by_root(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The average footprint of a container, for each number of them.
+/// The average footprint of a container, for each of these numbers of containers. Returns also the containers, which go
+/// on running.
 fn averages(
     rig: &mut Rig,
     (image, numbers): (Image, &[usize]),
@@ -290,7 +299,7 @@ fn averages(
     Ok((averages, containers))
 }
 
-/// The average footprint of what runs inside a container.
+/// The average footprint of a container's processes, without LXC's monitor.
 fn average(containers: &Containers, merger: &Merger) -> anyhow::Result<f64> {
     let pss = footprint(&containers.pids_inside(), (merger, GROUP))?.pss_bytes;
     Ok(bytes_mb(pss) / containers.guests.len() as f64)

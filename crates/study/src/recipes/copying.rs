@@ -17,7 +17,7 @@ use page::PAGE_BYTES;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Guests.
+/// Number of guests.
 const GUESTS: usize = 3;
 /// Memory that is free on the host before the copy, in bytes: 128 MiB.
 const FREE: u64 = 128 << 20;
@@ -27,15 +27,15 @@ const SHORT_MIB: u64 = 1024;
 const FULL_MIB: u64 = 4096;
 /// Swap of the host, in MiB.
 const SWAP: usize = 512;
-/// Time between two looks.
+/// Time between two readings of what is saved.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time from the end of the copy to the last look.
+/// Time from the end of the copy to the last reading.
 const REST: Duration = Duration::from_secs(10);
 
-/// `li-host`.
+/// The recipe of `li-host`.
 pub fn file(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let from = rig.data(if planned.length == Length::Full { FULL_MIB } else { SHORT_MIB })?;
-    // Pages of the file are charged to the group that reads them, once nobody has them in memory.
+    // The page cache is freed of the file, so that its pages are charged to the control group in which `cp` reads them.
     let dropped = Command::new("dd")
         .arg(format!("if={}", from.display()))
         .args(["iflag=nocache", "count=0", "status=none"])

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Numbers of guests.
 const NUMBERS: [usize; 4] = [1, 2, 4, 6];
 
-/// `li-exp1-2`.
+/// The recipe of `li-exp1-2`.
 pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let wanted = |guests| alike(guests, rep_of(planned), D256);
@@ -46,14 +46,14 @@ pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// KSM's counters with one number of guests.
+/// What KSM's counters say with one number of guests.
 struct Seen {
     ratio: f64,
     shared: f64,
     over_frames: f64,
 }
 
-/// The least rise of the ratio from one number of guests to the next.
+/// The least rise of the counters' ratio from one number of guests to the next.
 fn least_rise(seen: &[Seen]) -> f64 {
     seen.windows(2).map(|two| two[1].ratio - two[0].ratio).fold(f64::INFINITY, f64::min)
 }

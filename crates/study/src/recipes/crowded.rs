@@ -11,10 +11,10 @@ use anyhow::Context;
 use bench::workload::{self, Timed};
 use std::thread::available_parallelism;
 
-/// Guests for each processor.
+/// Numbers of guests for each processor.
 const DENSITIES: [usize; 3] = [1, 2, 4];
 
-/// `agarwal-fig4.1`.
+/// The recipe of `agarwal-fig4.1`.
 pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let repeated = if planned.length == Length::Full { 2 } else { 1 };
     let cores = available_parallelism().context("cannot count the processors")?.get();
@@ -23,11 +23,11 @@ pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     }
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(cores * DENSITIES[DENSITIES.len() - 1], rep_of(planned), D256), &mut merger)?;
-    // Has the emulator translate the computation.
+    // A first run makes the emulator translate the computation.
     compute(&vms, 1)?;
     let (begin, mut timeline, mut measured) = merge(&merger, &vms)?;
     if let Some(ksmd) = merger.ksmd() {
-        // At its highest rate it would take a processor for itself.
+        // At its highest rate, ksmd would take a whole processor.
         ksmd.set_rate(Rate::of("ksm-default").context("a rate without a name")?)?;
     }
     let alone = compute(&vms, repeated)?;
@@ -48,7 +48,7 @@ pub fn computing(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The same in slices. The others spin on, whether somebody merges or not.
+/// The same study in slices, with the merger on and off by turns. The other guests spin in both.
 fn in_slices(rig: &mut Rig, planned: &Planned, cores: usize) -> anyhow::Result<Measured> {
     let guests = cores * DENSITIES[DENSITIES.len() - 1];
     let (first, loads) = (rep_of(planned), [("1", Timed::Compute)]);
@@ -64,7 +64,7 @@ fn in_slices(rig: &mut Rig, planned: &Planned, cores: usize) -> anyhow::Result<M
     Ok(sliced.finish())
 }
 
-/// Seconds of the first guest's computation, mean of some.
+/// Seconds that the first guest's computation takes, on average over `times` runs.
 fn compute(vms: &Vms, times: usize) -> anyhow::Result<f64> {
     let one = || -> anyhow::Result<f64> {
         let printed = vms.tell(&vms.guests[..1], workload::COMPUTE_SCRIPT)?;

@@ -11,20 +11,20 @@ use lab::{Guest, Image};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// Guests for each processor among guests that spin, in the short form.
+/// Numbers of spinning guests for each processor, in the short form.
 const SHORT: [usize; 2] = [1, 2];
-/// Guests for each processor.
+/// Numbers of guests for each processor.
 const DENSITIES: [usize; 3] = [1, 2, 4];
-/// Files of a load that is to finish. Each has six operations.
+/// Number of files that a load handles, where it has to finish. Each takes six operations.
 const FILES: u32 = 60;
-/// Operations on a file.
+/// Number of operations on a file.
 const OF_A_FILE: f64 = 6.0;
 /// Time limit of a command in a guest.
 const COMMAND: Duration = Duration::from_secs(60);
-/// Seconds of the first run of a load.
+/// Seconds of a load's first run, which is not counted.
 const FIRST_RUN: u32 = 2;
 
-/// Guests of either kind.
+/// The guests: VMs or containers.
 enum Kind {
     Vms(Vms),
     Containers(Containers),
@@ -50,7 +50,7 @@ fn cores() -> anyhow::Result<usize> {
     Ok(available_parallelism().context("cannot count the processors")?.get())
 }
 
-/// `agarwal-fig4.3`.
+/// The recipe of `agarwal-fig4.3`: one guest with files, among guests that spin.
 pub fn among_spinning(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
     let (densities, seconds) = if full { (&DENSITIES[..], 30) } else { (&SHORT[..], 6) };
@@ -65,7 +65,7 @@ pub fn among_spinning(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measur
         Kind::Containers(_) => Measured::default(),
     };
     if let Some(ksmd) = merger.ksmd() {
-        // At its highest rate it would take a processor for itself.
+        // At its highest rate, ksmd would take a whole processor.
         ksmd.set_rate(Rate::of("ksm-default").context("a rate without a name")?)?;
     }
     let mut operations = 0.0;
@@ -89,7 +89,7 @@ pub fn among_spinning(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measur
     Ok(measured)
 }
 
-/// `agarwal-s4.3`.
+/// The recipe of `agarwal-s4.3`: all guests handle files.
 pub fn among_the_same(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let cores = cores()?;
     let mut merger = rig.merger("off", &[Group::of(GROUP)])?;

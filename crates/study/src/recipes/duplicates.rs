@@ -13,12 +13,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use survey::{Request, other_processes, take};
 
-/// Guests that are looked at over time.
+/// Number of guests whose duplicates are counted over time.
 const GUESTS: usize = 3;
-/// Interval between two looks.
+/// Interval between two counts.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// `agarwal-t6.4`.
+/// The recipe of `agarwal-t6.4`.
 pub fn by_place(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(2, first_of(planned, 2), D512), &mut merger)?;
@@ -58,7 +58,7 @@ fn table(findings: &Findings, measured: &mut Measured) -> anyhow::Result<()> {
         }
     }
     let zeros = findings.guests.iter().map(|guest| guest.zero_pages).sum::<u64>() as f64;
-    // All zeros of a guest but one are duplicates within it.
+    // Each guest's pages of zeros but one are duplicates within that guest.
     let of_zeros = findings.guests.iter().map(|guest| guest.zero_pages.saturating_sub(1)).sum::<u64>() as f64;
     let (within, between, total) = (found.within.total as f64, found.between.total as f64, found.total.total as f64);
     measured.put("zero_mb", mb(zeros));
@@ -70,7 +70,7 @@ fn table(findings: &Findings, measured: &mut Measured) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `kloster-fig2.3` and `kloster-fig2.4`.
+/// The recipe of `kloster-fig2.3` and `kloster-fig2.4`.
 pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(GUESTS, rep_of(planned), D256), &mut merger)?;
@@ -101,7 +101,7 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Shares of the resident pages of all guests.
+/// Kinds of pages, as shares of the resident pages of all guests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shares {
     /// Copies beyond the first within a guest, zeros left out.

@@ -1,11 +1,11 @@
-//! `kim-floor`: memory that was lent comes back in time when every guest breaks its folded pages at once.
+//! `kim-floor`: whether memory that was lent comes back in time when all guests write their folded pages at once.
 
 use crate::plan::Planned;
 use crate::record::{MERGED, Measured};
 use crate::rig::{Rig, mb};
 use page::PAGE_BYTES;
 
-/// Guests that break their pages.
+/// Number of guests that write their folded pages.
 const GUESTS: usize = 4;
 
 /// `kim-floor`: a turn is one break storm of `pagefold bench balance`.

@@ -10,7 +10,7 @@ use page::Region;
 use std::time::Instant;
 use survey::{Inside, Request, take};
 
-/// `agarwal-fig6.4`.
+/// The recipe of `agarwal-fig6.4`.
 pub fn next_guest(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let first = first_of(planned, 2);
@@ -42,7 +42,7 @@ fn name(part: CostPart) -> &'static str {
     }
 }
 
-/// The second guest's cost by part.
+/// Puts the cost of the second guest, part by part.
 fn costs(vms: &Vms, measured: &mut Measured) -> anyhow::Result<()> {
     let guests = as_guests(vms)?;
     let inside: Vec<Option<Inside>> =
@@ -52,7 +52,8 @@ fn costs(vms: &Vms, measured: &mut Measured) -> anyhow::Result<()> {
     put(findings.guests.get(1).context("a census without the second guest")?, measured)
 }
 
-/// A guest's cost by part, in frames that only it maps. Code that its emulator has translated stands apart: a VM of KVM has none.
+/// Puts a guest's cost, part by part: the page frames that only this guest maps. Code that an emulator has translated
+/// is a part of its own, since a VM under KVM has none.
 fn put(guest: &GuestFindings, measured: &mut Measured) -> anyhow::Result<()> {
     let mut cost = guest.cost();
     anyhow::ensure!(!cost.is_empty(), "the kinds of the second guest's pages are not known");

@@ -11,14 +11,15 @@ use anyhow::Context;
 use bench::workload::{self, Rates, Timed};
 use std::time::{Duration, Instant};
 
-/// Mappings that folding is to make in a process. Half of what the kernel allows by default is Pagefold's own bound.
+/// Numbers of mappings that folding is to make in a process. Pagefold itself stops at half of the kernel's default
+/// limit.
 const MAPPINGS: [u32; 4] = [0, 5_000, 15_000, 30_000];
 /// Time limit for a process to be folded.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Interval between two looks.
+/// Interval between two readings.
 const LOOK: Duration = Duration::from_millis(400);
 
-/// `kloster-t8.1`.
+/// The recipe of `kloster-t8.1`.
 pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     if slices::merger_of(&planned.arm).is_some() {
         let loads = [("fork", Timed::Fork), ("exec", Timed::Exec)];
@@ -28,7 +29,7 @@ pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     }
     let seconds = if planned.length == Length::Full { 6 } else { 3 };
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
-    // A pair, so that the guest has somebody to share with.
+    // Two guests, so that the first has pages to share.
     let vms = rig.vms(&alike(2, rep_of(planned), D256), &mut merger)?;
     one(&vms, 1)?;
     let (_, timeline, mut measured) = merge(&merger, &vms)?;
@@ -44,20 +45,20 @@ pub fn rates(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The rates in the first guest, one kind after the other.
+/// The rates of processes in the first guest.
 fn one(vms: &Vms, seconds: u32) -> anyhow::Result<Rates> {
     let printed = vms.tell(&vms.guests[..1], &workload::process_rates_script(seconds))?;
     Rates::of(&printed[0]).with_context(|| format!("the guest printed {:?}", printed[0]))
 }
 
-/// Forks of members with more and more mappings.
+/// Measures forks of processes that are members, with more and more mappings.
 fn of_processes(merger: &mut Merger, measured: &mut Measured) -> anyhow::Result<()> {
     let (mut points, mut running) = (Vec::new(), Vec::new());
     for wanted in MAPPINGS {
         let mut forker = Asked::start(merger, (GROUP, &format!("forker-{wanted}")), &["forker", &wanted.to_string()])?;
         let begin = Instant::now();
         let mut seen: Vec<u64> = Vec::new();
-        // Until there are as many as wanted, or no more come.
+        // Waits until there are as many mappings as wanted, or their number grows no more.
         wait(PATIENCE, || {
             pause(LOOK)?;
             seen.push(forker.ask("mappings")?["mappings"].as_u64().context("no number of mappings")?);
@@ -71,7 +72,7 @@ fn of_processes(merger: &mut Merger, measured: &mut Measured) -> anyhow::Result<
         measured.put_at("fork_ms", wanted, ms);
         measured.put_at("mappings", wanted, mappings);
         points.push((mappings, ms));
-        // A merger counts on its members: none ends before the others.
+        // Each stays until all are measured: the merger's later queries fail if one of its members has ended.
         running.push(forker);
     }
     measured.put("r_squared", stats::r_squared(&points).context("folding made no mappings")?);

@@ -1,14 +1,16 @@
-//! `kim-fig2`, and the traces of `kim-fig3`: reclaimed pages, given back by policy to two groups, one that counts words and one that
-//! reads a disk. `kim-fig5`: how fast one group saves, by its scan rate.
+//! `kim-fig2`, and the traces of `kim-fig3`: memory that merging saves is given back, by a policy, to two kinds of
+//! guests: those that count words, and those that read a disk. `kim-fig5`: how fast a group saves memory, by its scan
+//! rate.
 //!
 //! ```text
 //!   every few seconds: pages that each guest saves, by page frames -> a policy of `pagefold balance` -> sizes of the balloons
 //! ```
 //!
-//! An arm is a case and a way. `fio-low` or `mr-low` says which group is short of memory. `ksm` and `fold` are mergers that know
-//! one group only. `1-9` is Pagefold with a group for each kind of guest, scanned at rates of 1 to 9. With `two-` before that, the two
-//! kinds of guests have different kernels. The rates are those of the paper then, and the loads last for six passes over all memory.
-//! `kim-rate` has rates that follow their yield beside these (`adaptive`), and a group that computes.
+//! The name of an arm is a case and a way. The case `fio-low` or `mr-low` says which kind of guests has little memory.
+//! The ways `ksm` and `fold` are mergers with all guests in one group. `1-9` is Pagefold with a group for each kind of
+//! guests, whose scan rates are as 1 to 9. In arms `two-`, the two kinds of guests also have different kernels, the
+//! rates are the paper's, and the loads last for six passes over all memory. `kim-rate` compares these with rates that
+//! follow their yield (`adaptive`), and has a group that computes.
 
 use super::{D256, GROUP, Saved, alike, first_of, merge};
 use crate::data::Length;
@@ -23,46 +25,47 @@ use page::PAGE_BYTES;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Names of the groups: word count, and reads of a disk.
+/// Names of the two kinds of guests, and of their groups: word count, and reads of a disk.
 const KINDS: [&str; 2] = ["mr", "fio"];
-/// Guests of each kind.
+/// Number of guests of each kind.
 const OF_A_KIND: usize = 2;
 /// Memory of a guest without a balloon, in MiB.
 const WHOLE: u64 = 640;
-/// Pages a second that are scanned in all, by ksmd or by all agents together.
+/// Pages a second that are scanned by ksmd, or by the agents of all groups together.
 const RATE: u32 = 5000;
-/// The same where the guests' systems differ: the paper's.
+/// Pages a second that are scanned in arms `two-`: the paper's rate.
 const RATE_OF_TWO: u32 = 10_000;
-/// Time of the loads where the guests' systems differ: six passes over the guests' memory at their first sizes.
+/// Time for which the loads run in arms `two-`: six passes over the guests' memory at their first sizes.
 const TIME_OF_TWO: Duration = Duration::from_secs(210);
-/// Beginning of the name of an arm in which the guests' systems differ.
+/// Beginning of the name of an arm in which the two kinds of guests have different kernels.
 const TWO: &str = "two-";
-/// The suite whose kernel the reading guests boot in such an arm.
+/// The Debian suite whose kernel the guests that read a disk boot in arms `two-`.
 const OTHER_SUITE: &str = "trixie";
 /// Size of the text, in MiB.
 const TEXT_MIB: u32 = 100;
 /// Size of the disk that is read, in MiB.
 const DATA_MIB: u64 = 350;
-/// Time between two looks at the savings.
+/// Time between two rounds of giving memory back.
 const EVERY: Duration = Duration::from_secs(5);
-/// Time in which most pages are reclaimed, by the paper.
+/// The paper says that most pages are reclaimed within this time.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Most processor time of a rate that follows its yield, in percent of a processor: the service's own default.
+/// Most processor time of a group whose scan rate follows its yield, in percent of a processor: the service's default.
 const ADAPTIVE_PERCENT: u8 = 10;
-/// Guests that compute, of `kim-rate`.
+/// Number of guests that compress in `kim-rate`.
 const COMPUTING: usize = 2;
-/// Rates of `kim-fig5`, in pages a second.
+/// Scan rates of `kim-fig5`, in pages a second.
 const RATES: [u32; 3] = [1000, 3000, 9000];
 
-/// An arm of `kim-fig2`.
+/// What an arm of `kim-fig2` stands for.
 struct Way {
-    /// Sizes of the two kinds of guests that nobody takes from them, in MiB.
+    /// For each kind of guests, the size that a guest always keeps, in MiB.
     kept: [u64; 2],
     merger: &'static str,
     policy: &'static str,
-    /// Scan rates of the two groups, of which a `None` follows its yield; `None`: all guests are in one.
+    /// Scan rates of the two groups; `None` for a group whose rate follows its yield. `None` for both: all guests are
+    /// in one group.
     rates: Option<[Option<u32>; 2]>,
-    /// Pages a second that are scanned in all.
+    /// Pages that are scanned a second, over all groups.
     rate: u32,
     /// Whether the kinds of guests have different kernels.
     systems_differ: bool,
@@ -89,7 +92,7 @@ impl Way {
         Ok(Self { kept, merger, policy, rates, rate, systems_differ })
     }
 
-    /// The suite whose kernel a kind of guests boots, where it is not the installed one.
+    /// The Debian suite whose kernel this kind of guests boots; `None` for the installed kernel.
     fn kernel_of(&self, kind: usize) -> Option<&'static str> {
         (self.systems_differ && kind == 1).then_some(OTHER_SUITE)
     }
@@ -104,12 +107,12 @@ impl Way {
     }
 }
 
-/// A group whose rate follows its yield.
+/// A group whose scan rate follows its yield: what scanning saves.
 fn following(name: &'static str) -> Group {
     Group { adaptive_percent: Some(ADAPTIVE_PERCENT), ..Group::of(name) }
 }
 
-/// Guests of both kinds, with their loads. They end before their merger.
+/// Guests of both kinds with their loads. They are dropped before their merger.
 struct Two {
     vms: Vms,
     merger: Merger,
@@ -154,7 +157,7 @@ impl Two {
         Ok(saved.into_iter().map(|pages| pages as u64 * PAGE_BYTES as u64).collect())
     }
 
-    /// Gives back what is saved. Returns the savings of both kinds, in bytes.
+    /// Gives the saved memory back: sets the guests' sizes by the policy. Returns the savings of both kinds, in bytes.
     fn give_back(&mut self) -> anyhow::Result<[f64; 2]> {
         let saved = self.saved()?;
         let sizes = sizes(&self.way, &saved).context("there is no such policy")?;
@@ -169,7 +172,7 @@ impl Two {
     }
 }
 
-/// The size of each guest by a policy, from what each saves.
+/// The size of each guest by the arm's policy, from the bytes that each saves. `None` if there is no such policy.
 fn sizes(way: &Way, saved: &[u64]) -> Option<Vec<u64>> {
     let group = |n: usize| way.rates.map_or(GROUP, |_| KINDS[kind(n)]);
     let guest = |(n, saved): (usize, &u64)| GuestFacts {
@@ -192,7 +195,7 @@ fn sizes(way: &Way, saved: &[u64]) -> Option<Vec<u64>> {
     Some(wishes.into_iter().map(|wish| wish.size_bytes).collect())
 }
 
-/// A text whose pages all differ, of words of two to nine letters.
+/// A file of words of two to nine letters, no two of whose pages are equal.
 fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
     let path = rig.dir().join("text");
     if path.exists() {
@@ -200,7 +203,7 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
     }
     let page = |n: u32| {
         let mut page = bench::filled(u64::from(n % 512) + 1);
-        // The first word is the page's own.
+        // The first word is different on each page.
         page.0[..8].copy_from_slice(format!("{n:07} ").as_bytes());
         for byte in &mut page.0[8..] {
             *byte = if *byte < 48 { b' ' } else { b'a' + *byte % 4 };
@@ -212,7 +215,7 @@ fn text(rig: &Rig) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// `kim-fig2`.
+/// The recipe of `kim-fig2`.
 pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let way = Way::of(&planned.arm)?;
     let time = match planned.length {
@@ -223,7 +226,7 @@ pub fn two_groups(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> 
     both(rig, way, time)
 }
 
-/// `kim-rate`.
+/// The recipe of `kim-rate`.
 pub fn by_yield(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let time = Duration::from_secs(if planned.length == Length::Full { 400 } else { 45 });
     if planned.arm.starts_with("xz-") {
@@ -232,7 +235,7 @@ pub fn by_yield(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     both(rig, Way { systems_differ: true, ..Way::of(&planned.arm)? }, time)
 }
 
-/// Guests that compress, whose group is looked at by a rate that follows its yield, or by nobody.
+/// Guests that compress. Their group is scanned at a rate that follows its yield, or not at all.
 fn computing(rig: &mut Rig, planned: &Planned, time: Duration) -> anyhow::Result<Measured> {
     let name = if planned.arm == "xz-off" { "off" } else { "fold" };
     let mut merger = rig.merger(name, &[following(GROUP)])?;
@@ -249,7 +252,7 @@ fn computing(rig: &mut Rig, planned: &Planned, time: Duration) -> anyhow::Result
     Ok(measured)
 }
 
-/// Both kinds of guests under an arm's policy for a time.
+/// Runs both kinds of guests under an arm's policy for a time.
 fn both(rig: &mut Rig, way: Way, time: Duration) -> anyhow::Result<Measured> {
     let mut two = Two::start(rig, way)?;
     let (counting, reading) = two.vms.guests.split_at(OF_A_KIND);
@@ -285,7 +288,7 @@ fn both(rig: &mut Rig, way: Way, time: Duration) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `kim-fig5`: two guests of one group, at several rates.
+/// The recipe of `kim-fig5`: two guests of one group, at each of several scan rates.
 pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut measured = Measured::default();
     let mut points = Vec::new();
@@ -309,7 +312,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The time at which a line reaches a value, between two of its points.
+/// The time at which a line through these points first reaches a value, interpolated.
 fn reached(points: &[(f64, f64)], wanted: f64) -> Option<f64> {
     let between = points.windows(2).find(|two| two[0].1 < wanted && two[1].1 >= wanted)?;
     let ((from, low), (to, high)) = (between[0], between[1]);

@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 pub(super) const GROUPS: [Group; 2] = [Group::of("acme"), Group::of("beta")];
 /// Guests of each group.
 const GUESTS: usize = 2;
-/// Merged pages, of the 512 that the prober holds twice, from which on its merger is known to work.
+/// The merger is known to work once this many of the 512 pages of which the prober holds two copies are merged.
 const TWICE: u64 = 480;
 /// Time limit for the prober's pages to be merged.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Time for which a merger that works gets the chance to merge across groups.
+/// Once the merger is known to work, time for which it gets the chance to merge across groups: 8 s.
 const CHANCE: Duration = Duration::from_secs(8);
 
-/// Two guests in each of the two groups.
+/// A request for two guests in each of the two groups.
 pub(super) fn two_groups() -> VmsWanted {
     let groups = GROUPS.iter().map(|group| group.name.to_owned()).collect();
     VmsWanted { guests: 2 * GUESTS, first: 0, memory_bytes: D256, groups, system: System::DEBIAN }
 }
 
-/// `kim-isolate`.
+/// The recipe of `kim-isolate`.
 pub fn isolate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &GROUPS)?;
     let vms = rig.vms(&two_groups(), &mut merger)?;
@@ -58,7 +58,7 @@ fn number(answer: &Value, name: &str) -> anyhow::Result<f64> {
     answer[name].as_f64().with_context(|| format!("the process answers {answer}"))
 }
 
-/// Findings while the prober waited.
+/// What was found while the prober waited.
 #[derive(Default)]
 struct Watched {
     merged: u64,
@@ -97,7 +97,7 @@ fn watch(merger: &Merger, prober: &mut Asked, victim: &mut Asked, planned: &Plan
     }
 }
 
-/// `kim-bill`.
+/// The recipe of `kim-bill`.
 pub fn bill(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let homes = rig.homes(&GROUPS.map(|group| group.name))?;
     let mut merger = rig.merger(&planned.arm, &GROUPS)?;
@@ -122,7 +122,7 @@ pub fn bill(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Processor time by payer over a time.
+/// Puts the processor time that each payer had over this time.
 fn payers(merger: &Merger, time: Duration, measured: &mut Measured) -> anyhow::Result<()> {
     let (begin, before) = (Instant::now(), merger.cpu()?);
     pause(time)?;

@@ -17,7 +17,7 @@ const SIZES: [u64; 2] = [192, 384];
 /// Size in MiB between them, of the full form.
 const BETWEEN: u64 = 256;
 
-/// `kloster-fig7.8`. The order of the sizes turns over from repetition to repetition.
+/// The recipe of `kloster-fig7.8`. In every second repetition, the order of the sizes is reversed.
 pub fn breaks(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
     let time = Duration::from_secs(if full { 60 } else { 15 });
@@ -65,7 +65,7 @@ pub fn breaks(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The share of the guests' memory, in percent.
+/// Pages as a share of the guests' memory, in percent.
 fn percent(pages: f64, size_mib: u64) -> f64 {
     mb(pages) * 1e6 * 100.0 / ((size_mib << 20) * GUESTS as u64) as f64
 }

@@ -18,7 +18,7 @@ use survey::{Inside, Request, take};
 /// Guests with a balloon that reports free pages.
 const REPORTING: System =
     System { devices: &["-device", "virtio-balloon-pci,free-page-reporting=on"], ..System::DEBIAN };
-/// The load: point selects.
+/// The load: point selects of a database.
 const LOAD: Timed = Timed::PointSelect;
 /// Seconds of the load, and of its first run.
 const SECONDS: [u32; 2] = [10, 2];
@@ -26,16 +26,16 @@ const SECONDS: [u32; 2] = [10, 2];
 const READ: &str = "find /usr -xdev -type f -exec cat {} + > /dev/null; sync";
 /// Drops the page cache.
 const DROP: &str = "echo 3 > /proc/sys/vm/drop_caches";
-/// Time limit for free pages to be given back. The kernel reports them every 2 s.
+/// Time limit for free pages to be returned to the host. The kernel reports them every 2 s.
 const GIVEN_BACK: Duration = Duration::from_secs(30);
-/// Pause between two looks at the guest's frames.
+/// Pause between two readings of the guest's page frames.
 const LOOK: Duration = Duration::from_secs(4);
-/// Change of the frames between two looks below which giving back is over: 1 in 200.
+/// When two readings differ by less than one in this many frames, all free pages count as returned.
 const STILL: usize = 200;
 
 /// Idle memory of a guest.
 struct Idle {
-    /// Pages on an inactive list, not referenced, of a content that nobody else holds.
+    /// Pages on an inactive list of the guest's kernel, not referenced lately, whose content no other memory holds.
     idle_pages: u64,
     /// Pages of its RAM that the host backs.
     backed_pages: u64,
@@ -57,7 +57,7 @@ impl Idle {
     }
 }
 
-/// `agarwal-s6.6.3`.
+/// The recipe of `agarwal-s6.6.3`.
 pub fn given_back(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let drops = planned.arm == "dropped";
     let system = if drops { REPORTING } else { System::BALLOONED };
@@ -90,7 +90,7 @@ pub fn given_back(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> 
     Ok(measured)
 }
 
-/// Waits until a guest's frames change no more.
+/// Waits until the number of a guest's page frames no longer changes, and returns it.
 fn until_still(frames: &dyn Fn() -> anyhow::Result<usize>) -> anyhow::Result<usize> {
     let (begin, mut last) = (Instant::now(), frames()?);
     loop {

@@ -9,18 +9,18 @@ use crate::stats;
 use anyhow::Context;
 use std::time::{Duration, Instant};
 
-/// The two rates, in pages a second. The load rewrites more than the higher one.
+/// The two scan rates, in pages a second. The load rewrites more pages than the higher one.
 const RATES: [u32; 2] = [50, 500];
-/// Interval between two looks.
+/// Interval between two readings.
 const LOOK: Duration = Duration::from_millis(250);
-/// Looks that are averaged to judge whether a new rate acts: 2.
+/// Number of readings whose mean says whether a new rate has taken effect.
 const WINDOW: usize = 2;
-/// Least time for which a rate must go on acting.
+/// Least time for which a new rate must go on being observed.
 const LASTS: Duration = Duration::from_secs(1);
-/// Time for which each rate is kept.
+/// Time for which each rate stays set.
 const KEPT: Duration = Duration::from_secs(4);
 
-/// `kim-live`.
+/// The recipe of `kim-live`.
 pub fn rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let changes = if planned.length == Length::Full { 20 } else { 10 };
     let mut merger = rig.merger("fold", &GROUPS)?;
@@ -31,7 +31,7 @@ pub fn rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let begin = Instant::now();
     let mut timeline = Timeline { name: "fingerprinted".into(), unit: "pages/s".into(), ..Timeline::default() };
     let (mut times, mut reached) = (Vec::new(), [Vec::new(), Vec::new()]);
-    // The first rate is waited for, and not counted: folding without a limit comes before it.
+    // The first change is made and not counted: before it, pages are folded without a limit.
     for change in 0..=changes {
         let of = change % 2;
         merger.set_scan_rate(GROUPS[0].name, RATES[of])?;
@@ -57,7 +57,7 @@ pub fn rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Seconds since the change, and the pages that were fingerprinted a second by then.
+/// Follows a rate: seconds since the change, and the pages that were fingerprinted a second by then.
 fn follow(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<Vec<(f64, f64)>> {
     let since = Instant::now();
     let mut counted: Vec<(f64, u64)> = vec![(0.0, merger.hashed_pages(GROUPS[0].name)?)];
@@ -73,8 +73,9 @@ fn follow(merger: &Merger, begin: Instant, timeline: &mut Timeline) -> anyhow::R
     Ok(seen)
 }
 
-/// Seconds until the rate is nearer, in ratio, to the new one than to the old, and the mean of all that follows is, too. It is the whole
-/// time if that never happens. Agents work in bursts: a single window on the right side tells nothing.
+/// Seconds until the observed rate is nearer, in ratio, to the new rate than to the old one, and the mean of all later
+/// readings is, too. If that never happens, it is the whole time. A single reading proves nothing, since agents work in
+/// bursts.
 fn acts_after(seen: &[(f64, f64)], up: bool) -> f64 {
     let middle = (f64::from(RATES[0]) * f64::from(RATES[1])).sqrt();
     let is_new = |rate: f64| if up { rate > middle } else { rate < middle };

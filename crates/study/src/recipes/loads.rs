@@ -1,6 +1,7 @@
-//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`, `kloster-fig7.9`, `kloster-s7.9` with `kloster-fig7.5`: the memory that is saved under loads, and after equal work.
+//! `kloster-fig7.6`, `kloster-fig7.4`, `kloster-fig7.2`, `kloster-fig7.9`, `kloster-s7.9` with `kloster-fig7.5`: how
+//! much memory merging saves while guests work, and after they have done the same work.
 //!
-//! Shares are of the memory that the guests were given, and without pages of zeros, as in the paper.
+//! Shares are of the memory that the guests were given. Pages of zeros are left out, as in the paper.
 
 use super::{D256, GROUP, Saved, alike, rep_of};
 use crate::data::Length;
@@ -14,21 +15,21 @@ use lab::Guest;
 use page::PAGE_BYTES;
 use std::time::{Duration, Instant};
 
-/// Interval between two looks.
+/// Interval between two readings of what is saved.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time limit for each guest's first operation.
+/// Time limit for a load to run, until each guest has done an operation of it: 90 s.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A load: its name, and its script.
+/// Name of a load, and the function that makes its script.
 type Load = (&'static str, fn() -> String);
 
-/// Loads of `kloster-fig7.6`, each in all guests.
+/// Loads of `kloster-fig7.6`: in each of them, all guests have the same load.
 const LIKE: [Load; 3] = [
     ("database", workload::paced_transactions_script),
     ("web", workload::web_script),
     ("build", workload::builds_script),
 ];
-/// Loads of `kloster-fig7.4`, each in a guest of its own.
+/// Loads of `kloster-fig7.4`: each guest has another one.
 const DIFFERENT: [Load; 7] = [
     ("database", workload::paced_transactions_script),
     ("web", workload::web_script),
@@ -39,13 +40,13 @@ const DIFFERENT: [Load; 7] = [
     ("rewrite", || workload::rewrite_script(1.0)),
 ];
 
-/// A server of `kloster-s7.9`: the services that it does not need, and its load.
+/// A server of `kloster-s7.9`: services that are stopped because it does not need them, and its load.
 struct Server {
     stops: &'static str,
     load: Option<Load>,
 }
 
-/// Servers of different roles. The last one is idle, as one that people log in to by ssh.
+/// Servers of different roles. The last one is idle, like a host that people only log in to.
 const SERVERS: [Server; 5] = [
     Server { stops: "mariadb", load: Some(("web", workload::web_script)) },
     Server { stops: "apache2", load: Some(("database", workload::paced_transactions_script)) },
@@ -54,18 +55,18 @@ const SERVERS: [Server; 5] = [
     Server { stops: "mariadb apache2", load: None },
 ];
 
-/// Sizes of guests of `kloster-fig7.9`, in MiB: of the short form.
+/// Sizes of guests in `kloster-fig7.9`, in MiB, in the short form.
 const SHORT_SIZES: [u64; 3] = [192, 320, 512];
-/// The same of the full form.
+/// Sizes of guests in `kloster-fig7.9`, in MiB, in the full form.
 const FULL_SIZES: [u64; 5] = [192, 256, 320, 384, 512];
-/// Guests of `kloster-fig7.9`.
+/// Number of guests in `kloster-fig7.9`.
 const BUILDERS: usize = 4;
 /// Pause of a guest between two parts of random builds, in seconds.
 const BUILD_PAUSE: u64 = 2;
-/// Time of random builds in each size: 30 s.
+/// Time for which builds run in each size of guests: 30 s.
 const RANDOM_BUILDS: Duration = Duration::from_secs(30);
 
-/// Guests with a merger that has settled. They end before it.
+/// Guests whose memory is merged, and merging has settled. They are dropped before their merger.
 struct Settled {
     vms: Vms,
     merger: Merger,
@@ -75,7 +76,7 @@ struct Settled {
 }
 
 impl Settled {
-    /// Restores guests, has each work, if asked to, and merges until it is settled.
+    /// Restores guests, has each do `work`, if given, and merges until merging has settled.
     fn with(rig: &mut Rig, planned: &Planned, guests: usize, work: Option<Timed>) -> anyhow::Result<Self> {
         let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
         let vms = rig.vms(&alike(guests, rep_of(planned), D256), &mut merger)?;
@@ -99,12 +100,13 @@ impl Settled {
         Saved::of(&self.merger, &self.vms.pids())
     }
 
-    /// The share of the guests' memory, in percent.
+    /// Pages as a share of the guests' memory, in percent.
     fn percent(&self, pages: f64) -> f64 {
         mb(pages) * 1e6 * 100.0 / (self.vms.guests.len() as u64 * D256) as f64
     }
 
-    /// Runs each guest's load for a time, and until each has done an operation. The share that is saved meanwhile.
+    /// Runs each guest's load for `time`, and longer if a guest has done no operation yet. Returns the share of the
+    /// guests' memory that is saved meanwhile, in percent.
     fn under(&mut self, name: &str, load_of: impl Fn(usize) -> Option<Load>, time: Duration) -> anyhow::Result<f64> {
         self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{name} begins")));
         let mut busy: Vec<&Guest> = Vec::new();
@@ -129,7 +131,7 @@ impl Settled {
         }
         self.vms.tell(&self.vms.guests, workload::STOP_SCRIPT)?;
         self.timeline.events.push((self.begin.elapsed().as_secs_f64(), format!("{name} ends")));
-        // The second half of the load, in which its memory is warm.
+        // Only the second half counts: by then the load has filled the memory that it uses.
         let percent = self.percent(stats::mean(&saved[saved.len() / 2..]));
         self.measured.put_at("reclaimed_percent", name, percent);
         self.measured.put_at("operations_of", name, counts.iter().sum::<u64>() as f64);
@@ -137,14 +139,14 @@ impl Settled {
     }
 }
 
-/// `kloster-fig7.6`.
+/// The recipe of `kloster-fig7.6`.
 pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
     let (guests, time) = if full { (4, Duration::from_secs(15)) } else { (3, Duration::from_secs(8)) };
     let mut settled = Settled::with(rig, planned, guests, None)?;
     let idle = settled.percent(settled.saved()?.merged);
     settled.measured.put_at("reclaimed_percent", "idle", idle);
-    // Another order in each repetition: a load finds what the one before it left.
+    // Each repetition has another order, because a load finds in memory what the one before it left there.
     let mut names = ["database", "web", "build", "mixed"];
     names.rotate_left(rep_of(planned) % 4);
     let (mut like, mut mixed) = (Vec::new(), 0.0);
@@ -155,19 +157,19 @@ pub fn by_load(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         } else {
             like.push(percent)
         }
-        // A load that is told to stop ends its pass first.
+        // A load that is told to stop finishes its pass first.
         settled.vms.settle()?;
     }
     settled.measured.put("like_less_mixed", stats::mean(&like) - mixed);
     settled.finish()
 }
 
-/// The load of a guest: of mixed ones, each takes another, and the last of four none.
+/// The load of guest number `n` in the load `name`. In `mixed`, each guest has another one, and the last of four none.
 fn in_guest(name: &str, n: usize) -> Option<Load> {
     if name == "mixed" { LIKE.get(n % 4).copied() } else { LIKE.into_iter().find(|(load, _)| *load == name) }
 }
 
-/// `kloster-fig7.4`.
+/// The recipe of `kloster-fig7.4`.
 pub fn all_different(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let time = Duration::from_secs(if planned.length == Length::Full { 60 } else { 20 });
     let mut settled = Settled::with(rig, planned, DIFFERENT.len() + 1, None)?;
@@ -178,7 +180,8 @@ pub fn all_different(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measure
     settled.finish()
 }
 
-/// `kloster-s7.9`: guests that compute, then servers of different roles. After them `kloster-fig7.5`: builds in a random order.
+/// The recipe of `kloster-s7.9` (guests that compute, then servers of different roles), and after it `kloster-fig7.5`
+/// (builds in a random order).
 pub fn servers_then_builds(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
     let time = |short| Duration::from_secs(if full { 4 * short } else { short });
@@ -197,7 +200,7 @@ pub fn servers_then_builds(rig: &mut Rig, planned: &Planned) -> anyhow::Result<M
     settled.finish()
 }
 
-/// `kloster-fig7.9`: random builds in guests of each size, one size after the other.
+/// The recipe of `kloster-fig7.9`: builds in a random order, in guests of one size after the other.
 pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let sizes = if planned.length == Length::Full { &FULL_SIZES[..] } else { &SHORT_SIZES[..] };
     let (mut measured, mut seen, mut merged, mut operations) = (Measured::default(), Vec::new(), f64::MAX, 0.0);
@@ -213,7 +216,7 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
             pages.push(Saved::of(&merger, &vms.pids())?.merged);
         }
         operations += vms.operations(&vms.guests)?.iter().sum::<u64>() as f64;
-        // The second half, in which the memory of the builds is warm.
+        // Only the second half counts: by then the builds have filled the memory that they use.
         let pages = stats::mean(&pages[pages.len() / 2..]);
         let percent = pages * PAGE_BYTES as f64 * 100.0 / (BUILDERS as u64 * (size << 20)) as f64;
         measured.put_at("reclaimed_mb", size, mb(pages));
@@ -230,7 +233,7 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `kloster-fig7.2`.
+/// The recipe of `kloster-fig7.2`.
 pub fn after_build(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let guests = if planned.length == Length::Full { 8 } else { 4 };
     let mut settled = Settled::with(rig, planned, guests, Some(Timed::Build(BUILD_STEPS)))?;
@@ -246,7 +249,7 @@ pub fn after_build(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured>
 }
 
 impl Settled {
-    /// All that was measured, with the sum of the operations.
+    /// The result of the turn, with the sum of all operations.
     fn finish(mut self) -> anyhow::Result<Measured> {
         let of_loads = self.measured.samples.iter().filter(|s| s.metric == "operations_of");
         let operations = of_loads.map(|s| s.value).sum();

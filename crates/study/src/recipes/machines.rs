@@ -40,7 +40,7 @@ const SAVINGS: [(&str, &[&str]); 4] = {
     [("none", &ALL), ("devices", &[]), ("idle pages", &RETURNING), ("both", &REPORTING)]
 };
 
-/// Words after words.
+/// One list of words after another.
 const fn join<const N: usize>(first: &[&'static str], second: &[&'static str]) -> [&'static str; N] {
     let mut all = [""; N];
     let mut n = 0;
@@ -51,7 +51,7 @@ const fn join<const N: usize>(first: &[&'static str], second: &[&'static str]) -
     all
 }
 
-/// `agarwal-t6.5`.
+/// The recipe of `agarwal-t6.5`.
 pub fn trimmed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
     let system = System { devices: devices(&planned.arm), ..System::TINY };
@@ -72,7 +72,8 @@ pub fn trimmed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `agarwal-s6.8`: the second guest's cost, without savings, with each, and with both. Guests are the same boots in each repetition.
+/// The recipe of `agarwal-s6.8`: what a second guest costs without any saving, with each saving alone, and with both.
+/// Guests are the same boots in each repetition.
 pub fn together(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut measured = Measured::default();
     let mut merged = f64::MAX;
@@ -101,10 +102,11 @@ fn suite(arm: &str) -> Option<&'static str> {
     ["bullseye", "trixie", "sid"].into_iter().find(|suite| *suite == arm)
 }
 
-/// `agarwal-s6.7`: a guest with some kernel, alone; then a guest with the installed kernel beside it.
+/// The recipe of `agarwal-s6.7`: first a guest with the arm's kernel alone, then a guest with the installed kernel
+/// beside it.
 pub fn kernels(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
-    // The guest with another kernel is always the same boot; the other one differs by repetition.
+    // The guest with the arm's kernel is the same boot in each repetition; the other guest is another boot each time.
     let other = System { kernel_of: suite(&planned.arm), ..System::DEBIAN };
     let mut vms = rig.vms(&VmsWanted { system: other, ..alike(1, 0, D256) }, &mut merger)?;
     let (begin, mut measured, mut timeline) = (Instant::now(), Measured::default(), timeline());

@@ -1,7 +1,7 @@
-//! `kloster-fig7.1`: many idle guests.
+//! `kloster-fig7.1`: memory of many idle guests.
 //!
-//! Under Xen each guest had all of its memory from the start. Here untouched memory has no frame. It is what was shared
-//! zeros there, so that the shares of configured memory can be compared.
+//! Under Xen, each guest had all of its memory in frames from the start, and untouched memory was shared zeros. Here
+//! untouched memory has no frame. So it counts as shared here, to make shares of the configured memory comparable.
 
 use super::ram::Ram;
 use super::{GROUP, Saved, rep_of};
@@ -19,7 +19,7 @@ const SHORT: [usize; 3] = [4, 8, 12];
 /// Numbers of guests of the full form.
 const FULL: [usize; 4] = [4, 8, 16, 30];
 
-/// `kloster-fig7.1`.
+/// The recipe of `kloster-fig7.1`.
 pub fn idle(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let numbers = if planned.length == Length::Full { &FULL[..] } else { &SHORT[..] };
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
@@ -58,7 +58,7 @@ pub fn idle(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Private pages of a VMM outside the RAM of its guest. Nobody has merged yet.
+/// Private pages of QEMU outside the guest's RAM, counted before anything is merged.
 fn vmm_pages(merger: &Merger, vms: &Vms) -> anyhow::Result<f64> {
     let pids = vms.pids();
     let mut of_ram = 0;
@@ -69,7 +69,7 @@ fn vmm_pages(merger: &Merger, vms: &Vms) -> anyhow::Result<f64> {
     Ok((merger.taken(&pids)?.frames as f64 - of_ram as f64) / pids.len() as f64)
 }
 
-/// Shares of the guests' memory.
+/// Shares of the guests' configured memory, and sizes.
 struct Shares {
     /// Configured memory that takes no frame.
     shared: f64,

@@ -1,4 +1,4 @@
-//! `kloster-fig2.2`: how fast memory changes.
+//! `kloster-fig2.2`: how fast the memory of guests changes.
 
 use super::ram::Ram;
 use super::{D256, GROUP, alike, first_of};
@@ -11,10 +11,10 @@ use page::{Fingerprint, HostVirt};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Interval between two looks.
+/// Interval between two readings of the memory.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// `kloster-fig2.2`.
+/// The recipe of `kloster-fig2.2`.
 pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("off", &[Group::of(GROUP)])?;
     let vms = rig.vms(&alike(1, first_of(planned, 1), D256), &mut merger)?;
@@ -49,7 +49,7 @@ pub fn over_time(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The share of the first pages that hold what they held.
+/// Of the pages that were resident first, the share that still holds the same content.
 fn unchanged(first: &HashMap<HostVirt, Fingerprint>, then: &HashMap<HostVirt, Fingerprint>) -> f64 {
     let same = first.iter().filter(|(at, content)| then.get(at) == Some(content)).count();
     same as f64 / first.len().max(1) as f64

@@ -24,20 +24,20 @@ use std::time::{Duration, Instant};
 const HOSTS: [&str; 2] = ["source", "target"];
 /// Guests like the one that moves, on each host of the arm `beside`.
 const LIKE: usize = 2;
-/// Random pages that each guest holds beside its system, in MiB.
+/// Random data that each guest holds besides its system, in MiB.
 const OWN_MIB: u32 = 32;
 /// Most bytes a second of the migration: 94% of 1 Gbit/s.
 const BANDWIDTH: &str = "117500000";
-/// Time between two looks.
+/// Time between two counts of the hosts' memory.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time from the end of the move to the look that decides, by the prediction.
+/// Time from the end of the migration to the count by which the prediction is judged.
 const SOON: Duration = Duration::from_secs(2);
-/// Time limit for the QEMU on the target to wait.
+/// Time limit for the QEMU on the target to be ready for the migration.
 const WAITS: Duration = Duration::from_secs(30);
-/// Time-out of an answer.
+/// Time limit of an answer of that QEMU.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// The QEMU that waits on the target. Dropping it ends it.
+/// The QEMU on the target that waits for the migration. Dropping this ends it.
 struct Waiting {
     child: Child,
     pid: u32,
@@ -45,7 +45,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Starts a QEMU with the machine of process `pid`, as a member of the target's group.
+    /// Starts a QEMU with the same machine as process `pid` has, as a member of the target's group. It waits for a
+    /// migration.
     fn start(rig: &mut Rig, merger: &mut Merger, guest: &lab::Guest) -> anyhow::Result<Self> {
         let (pid, qmp) = (guest.pid.context("it has ended")?, guest.qmp.as_ref().context("it has no QMP socket")?);
         let old = qmp.parent().context("a socket without a directory")?.to_str().context("a path that is no text")?;
@@ -81,7 +82,8 @@ impl Drop for Waiting {
     }
 }
 
-/// The command line of a QEMU, with another directory, and without the state from which it began.
+/// The command line of a running QEMU, with paths in another directory, and without the argument for the saved state
+/// from which it was restored.
 fn machine(pid: u32, old: &str, new: &str) -> anyhow::Result<Vec<String>> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).context("cannot read its command line")?;
     let line = String::from_utf8(line).context("a command line that is no text")?;
@@ -101,14 +103,14 @@ fn status(qmp: &Path) -> Option<String> {
     answer["status"].as_str().map(str::to_owned)
 }
 
-/// The two hosts: processes of their guests.
+/// For each of the two hosts, the processes of its guests.
 struct Two<'a> {
     merger: &'a Merger,
     pids: [Vec<u32>; 2],
 }
 
 impl Two<'_> {
-    /// MB that a host's guests take, with its pool.
+    /// Memory of a host's guests and of its pool, in MB.
     fn mb(&self, host: usize) -> anyhow::Result<f64> {
         let pids: Vec<u32> = self.pids[host].iter().copied().filter(|pid| ProcessId::of(*pid).is_ok()).collect();
         let pool: Vec<u32> = self.merger.worker_of(HOSTS[host])?.into_iter().collect();
@@ -116,7 +118,7 @@ impl Two<'_> {
     }
 }
 
-/// Guests of an arm, the one that moves first.
+/// Starts the guests of an arm. The first one is the guest that will move.
 fn guests(rig: &mut Rig, planned: &Planned, merger: &mut Merger) -> anyhow::Result<Vms> {
     let like = if planned.arm == "beside" { LIKE } else { 0 };
     let of = |guests, first, host: usize| VmsWanted {
@@ -132,7 +134,7 @@ fn guests(rig: &mut Rig, planned: &Planned, merger: &mut Merger) -> anyhow::Resu
     Ok(vms)
 }
 
-/// Moves a guest. Both hosts are looked at meanwhile.
+/// Migrates a guest. `look` is called again and again meanwhile.
 fn migrate(pid: u32, uri: &str, service: &Path, look: &mut dyn FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut command = Command::new(crate::rig::program()?);
     command.args(["migrate", &pid.to_string(), "--to", uri, "--bandwidth", BANDWIDTH, "--service"]).arg(service);
@@ -148,7 +150,7 @@ fn migrate(pid: u32, uri: &str, service: &Path, look: &mut dyn FnMut() -> anyhow
     }
 }
 
-/// `li-exp3`.
+/// The recipe of `li-exp3`.
 pub fn migrated(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger("fold", &HOSTS.map(Group::of))?;
     let vms = guests(rig, planned, &mut merger)?;
@@ -189,13 +191,14 @@ pub fn migrated(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Moves the guest. Returns the memory of both hosts 2 s after the end, and their timelines.
+/// Migrates the guest. Returns the memory of both hosts 2 s after the end of the migration, in MB, and their memory
+/// over time.
 fn moved(two: &Two<'_>, mover: u32, uri: &str, service: &Path) -> anyhow::Result<([f64; 2], [Timeline; 2])> {
     let mut lines = HOSTS.map(|name| Timeline { name: name.into(), unit: "MB".into(), ..Timeline::default() });
     let began = Instant::now();
     let mut look = || -> anyhow::Result<()> {
         for (host, line) in lines.iter_mut().enumerate() {
-            // The guest may end in the middle of a look.
+            // A count fails if the guest ends in the middle of it, and is left out.
             line.points.extend(two.mb(host).ok().map(|value| (began.elapsed().as_secs_f64(), value)));
         }
         Ok(())
@@ -209,7 +212,7 @@ fn moved(two: &Two<'_>, mover: u32, uri: &str, service: &Path) -> anyhow::Result
     Ok(([two.mb(0)?, two.mb(1)?], lines))
 }
 
-/// Frames that a guest maps, and no other one of its host.
+/// Number of frames that a guest maps and no other guest of its host does.
 fn alone(pid: u32, all: &[u32]) -> anyhow::Result<usize> {
     let mut own = frames_of(pid)?;
     for other in all.iter().filter(|other| **other != pid) {

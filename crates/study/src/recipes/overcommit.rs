@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 
 /// Memory of a guest.
 const K512: u64 = 512 << 20;
-/// Guests of the short form.
+/// Number of guests in the short form.
 const SHORT: usize = 24;
-/// Guests of the full form: those of the paper.
+/// Number of guests in the full form: as many as in the paper.
 const FULL: usize = 60;
-/// Number of guests of which one wakes.
+/// One guest in this many wakes.
 const WAKES: usize = 10;
-/// Memory of the host.
+/// Memory limit of the control group that stands for the host.
 const HOST: u64 = 2 << 30;
 /// Swap of the host, in MiB.
 const SWAP: usize = 1024;
 /// Time limit for an answer of a guest, whose memory may be in swap.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// `kloster-fig7.7`.
+/// The recipe of `kloster-fig7.7`.
 pub fn idle_then_awake(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let guests = if planned.length == Length::Full { FULL } else { SHORT };
     let wanted = VmsWanted {
@@ -67,7 +67,7 @@ pub fn idle_then_awake(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measu
     Ok(measured)
 }
 
-/// The guests of a small host after it was short of memory.
+/// What a shortage of memory did to the guests of a small host.
 pub struct Toll {
     killed: u64,
     answering: usize,
@@ -85,11 +85,11 @@ impl Toll {
         Self { killed: small.kills(), answering, guests: guests.len() }
     }
 
-    /// Puts who was killed and who lives. A look after the shortage is `None` where it failed
-    /// for guests that died.
+    /// Puts how many processes were killed, and the share of guests that answer. `seen` was measured after the
+    /// shortage: if it failed and a guest has died, `None` is returned.
     ///
     /// # Errors
-    /// It failed, and nobody died of it.
+    /// The measurement failed although no guest died.
     pub fn put<T>(self, seen: anyhow::Result<T>, measured: &mut Measured) -> anyhow::Result<Option<T>> {
         let Self { killed, answering, guests } = self;
         measured.put("killed", killed as f64);
@@ -107,15 +107,15 @@ impl Toll {
     }
 }
 
-/// Memory of all guests at one moment.
+/// Memory of all guests at one time.
 struct Seen {
-    /// Memory that they take, swap included.
+    /// Memory of the guests in frames and in swap, in MB.
     all_mb: f64,
     saved_mb: f64,
     merged_pages: f64,
 }
 
-/// Looks at the guests, and notes what they take, what is saved, and what is swapped out.
+/// Measures the guests' memory, and puts what they take, what is saved, and what is swapped out.
 fn look(merger: &Merger, vms: &Vms, when: &str, measured: &mut Measured) -> anyhow::Result<Seen> {
     let swapped: u64 = vms.pids().iter().map(|pid| host::swapped_bytes(*pid)).sum::<Result<_, _>>()?;
     let swapped_mb = mb(swapped as f64 / PAGE_BYTES as f64);

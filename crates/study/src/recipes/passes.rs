@@ -1,4 +1,4 @@
-//! `kloster-t6.1`: the census's index, bounded, against its passes.
+//! `kloster-t6.1`: how a bound on the memory of the census's index changes its number of passes and its time.
 
 use super::{D256, GROUP, alike, as_guests, rep_of};
 use crate::data::Length;
@@ -12,17 +12,17 @@ use serde_json::json;
 use std::time::Duration;
 use survey::{Request, take};
 
-/// Parts of the whole index that the bounds are.
+/// The bounds: one half, one third and so on of the memory of the whole index.
 const PARTS: [u64; 5] = [2, 3, 4, 6, 9];
 /// Time limit for a VM to stand still.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// `kloster-t6.1`.
+/// The recipe of `kloster-t6.1`.
 pub fn by_bound(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut nobody = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let guests = if planned.length == Length::Full { 8 } else { 4 };
     let vms = rig.vms(&alike(guests, rep_of(planned), D256), &mut nobody)?;
-    // Guests stand still, as the paper's dumps do: each pass finds the same memory.
+    // The guests are stopped, so that each pass finds the same memory: the paper reads dumps of memory.
     for guest in &vms.guests {
         guest.qmp(PATIENCE)?.execute("stop", json!({})).with_context(|| format!("cannot stop {}", guest.name))?;
     }
@@ -47,7 +47,7 @@ pub fn by_bound(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// A census with one bound.
+/// What a census with one bound took.
 #[derive(Clone, Copy)]
 struct Pass {
     passes: u32,
@@ -67,7 +67,7 @@ impl Pass {
     }
 }
 
-/// The distance of the largest from the smallest, relative to the smallest.
+/// The largest value less the smallest, relative to the smallest.
 fn spread(values: &[f64]) -> f64 {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     values.iter().copied().fold(0.0, f64::max) / least - 1.0

@@ -18,13 +18,13 @@ use page::Fingerprint;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-/// Guests of each system.
+/// Number of guests of each system.
 const EACH: usize = 4;
-/// All guests.
+/// Number of all guests.
 const GUESTS: usize = 2 * EACH;
-/// Systems in the order of arrival of the arms that run.
+/// Order in which guests of the two systems arrive in arms `run-`.
 const ARRIVAL: [usize; GUESTS] = [0, 0, 1, 1, 0, 0, 1, 1];
-/// Guests for which a host has room in the arms that run.
+/// Number of guests for which a host has room in arms `run-`.
 const ROOM: usize = 6;
 /// Names of the hosts' groups.
 const HOSTS: [&str; 2] = ["one", "two"];
@@ -48,8 +48,8 @@ impl Rule {
         }
     }
 
-    /// The host of each guest, for guests that come in this order to two hosts with room for so many each. `kinds` has the cluster of
-    /// each guest.
+    /// The host (0 or 1) of each guest. Guests come in this `order` to two hosts, each with room for `room` guests.
+    /// `kinds` has the cluster to which each guest belongs.
     fn place(self, order: &[usize], room: usize, kinds: &[usize]) -> Vec<usize> {
         let mut order = order.to_vec();
         if self == Self::Likeness {
@@ -66,7 +66,7 @@ impl Rule {
     }
 }
 
-/// Number of the contents that exactly these guests hold, by a bit for each guest.
+/// For each set of guests (a bit for each guest), the number of contents that exactly these guests hold.
 struct Held(HashMap<u32, u64>);
 
 impl Held {
@@ -80,7 +80,7 @@ impl Held {
         Self(held)
     }
 
-    /// Pages that both hosts hold, if each has one of each content of its guests.
+    /// Pages that the two hosts hold together, if a host holds each content of its guests once.
     fn total(&self, placed: &[usize]) -> u64 {
         let guests_of =
             |host: usize| (0..placed.len()).filter(|n| placed[*n] == host).fold(0_u32, |all, n| all | 1 << n);
@@ -92,7 +92,7 @@ impl Held {
     }
 }
 
-/// All orders in which guests of two kinds can come, those of a kind in their own order.
+/// All orders in which guests of two kinds can come. Those of the same kind keep their order.
 fn orders(kinds: &[usize]) -> Vec<Vec<usize>> {
     let of_kind = |kind: usize| (0..kinds.len()).filter(move |n| (kinds[*n] > 0) == (kind > 0));
     let first = of_kind(0).count() as u32;
@@ -104,7 +104,7 @@ fn orders(kinds: &[usize]) -> Vec<Vec<usize>> {
     (0..1 << kinds.len()).filter(is_order).map(order).collect()
 }
 
-/// `li-place`.
+/// The recipe of `li-place`.
 pub fn by_rule(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     match planned.arm.strip_prefix("run-") {
         Some(name) => {
@@ -115,7 +115,7 @@ pub fn by_rule(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     }
 }
 
-/// Computes the rules by the contents of guests that nobody merges.
+/// Computes how many pages the hosts hold by each rule, from the contents of guests that nobody merges.
 fn computed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let room: usize =
         planned.arm.rsplit('-').next().and_then(|room| room.parse().ok()).context("no room in the arm")?;
@@ -141,7 +141,7 @@ fn computed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Runs guests as a rule places them.
+/// Runs the guests as a rule places them, each host as a group of its own, and counts page frames.
 fn run(rig: &mut Rig, planned: &Planned, rule: Rule) -> anyhow::Result<Measured> {
     let order: Vec<usize> = (0..GUESTS).collect();
     let placed = rule.place(&order, ROOM, &ARRIVAL);

@@ -1,4 +1,4 @@
-//! `kloster-t8.3`: the cost of each primitive.
+//! `kloster-t8.3`: the cost of each primitive of merging: comparing, hashing, copying, merging and breaking a page.
 
 use super::GROUP;
 use crate::guest::DOUBLES;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Time limit for all pages to be merged.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `kloster-t8.3`.
+/// The recipe of `kloster-t8.3`.
 pub fn costs(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let mut doubles = Asked::start(&mut merger, (GROUP, "doubles"), &["doubles"])?;

@@ -7,14 +7,14 @@ use std::collections::{HashMap, HashSet};
 /// Pages that are read at once.
 const AT_ONCE: u64 = 64;
 
-/// Where the RAM of a VM lies in its process. A merger may cut the mappings: the addresses stay.
+/// The addresses of a VM's RAM in its process. A merger may split the mappings, but the addresses stay the same.
 pub struct Ram {
     pid: u32,
     ranges: Vec<(HostVirt, HostVirt)>,
 }
 
 impl Ram {
-    /// Private writable mappings of at least this size.
+    /// The RAM of a VM: private writable mappings of at least this size.
     ///
     /// # Errors
     /// The process has ended.
@@ -33,7 +33,8 @@ impl Ram {
         Ok(found)
     }
 
-    /// The pages that have a frame of their own or a merged one. The kernel's zero page is none.
+    /// Addresses of the pages that have a frame, their own or a merged one. Pages that map the kernel's zero page are
+    /// left out.
     ///
     /// # Errors
     /// The process has ended.
@@ -63,7 +64,7 @@ impl Ram {
         Ok(found)
     }
 
-    /// The resident pages of zeros.
+    /// Addresses of the resident pages that hold zeros.
     ///
     /// # Errors
     /// The process has ended.

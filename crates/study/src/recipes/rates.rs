@@ -1,9 +1,10 @@
-//! `sonone-t2` and `kloster-fig8.1`: how fast loads are, with and without a merger. `kloster-fig8.3`: by the number of connections.
+//! `sonone-t2` and `kloster-fig8.1`: how fast loads run with and without a merger. `kloster-fig8.3`: the same by the
+//! number of connections.
 //!
 //! ```text
 //!   restore -> prepare, and run each load once, shortly -> merge until settled -> run each load, and time it
 //! ```
-//! A restored emulator has translated no code: the first run of each load has it translated.
+//! A QEMU that was restored has translated no code yet: the first run of each load makes it do so.
 
 use super::slices::{self, Design};
 use super::{D256, GROUP, alike, first_of, merge, rep_of};
@@ -15,14 +16,14 @@ use crate::stats;
 use anyhow::Context;
 use bench::workload::{SOURCES_SCRIPT, TABLE_SCRIPT, Timed};
 
-/// Guests at work at the same time.
+/// Number of guests that work at the same time.
 const GUESTS: usize = 2;
 /// Steps of a build.
 const STEPS: u32 = 3;
-/// Seconds of the first run of a load.
+/// Seconds of a load's first run, which is not counted.
 const FIRST_RUN: u32 = 2;
 
-/// `sonone-t2`: a database under two loads.
+/// The recipe of `sonone-t2`: a database under two loads.
 pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let loads = [("read/write", Timed::ReadWrite), ("point select", Timed::PointSelect)];
     if slices::merger_of(&planned.arm).is_some() {
@@ -32,7 +33,7 @@ pub fn transactions(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured
     timed(rig, planned, &loads, seconds)
 }
 
-/// `kloster-fig8.1`: five loads.
+/// The recipe of `kloster-fig8.1`: five loads.
 pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let seconds = if planned.length == Length::Full { 10 } else { 5 };
     let loads = [
@@ -51,7 +52,7 @@ pub fn five_loads(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> 
 /// Numbers of connections of `kloster-fig8.3`.
 const CONNECTIONS: [(&str, Timed); 2] = [("4", Timed::Connections(4)), ("64", Timed::Connections(64))];
 
-/// `kloster-fig8.3`.
+/// The recipe of `kloster-fig8.3`.
 pub fn connections(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let (pairs, seconds) = if planned.length == Length::Full { (10, 5) } else { (3, 4) };
     let design = Design { seconds, pairs, ..design(planned, &CONNECTIONS) };
@@ -65,13 +66,13 @@ pub fn connections(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured>
     Ok(measured)
 }
 
-/// Slices of both guests: boots of its own in each repetition.
+/// The design of a turn in slices with two guests, which are other boots in each repetition.
 fn design<'a>(planned: &Planned, loads: &'a [(&'a str, Timed)]) -> Design<'a> {
     let first = first_of(planned, GUESTS);
     Design { guests: GUESTS, first, working: GUESTS, loads, seconds: 5, pairs: 10, before: None }
 }
 
-/// Makes in the guests what loads take.
+/// Makes in the guests what these loads need: a table, or the sources of a build.
 ///
 /// # Errors
 /// A guest cannot do it.
@@ -109,7 +110,7 @@ fn timed(rig: &mut Rig, planned: &Planned, loads: &[(&str, Timed)], seconds: u32
     Ok(measured)
 }
 
-/// The speed of a load in all guests together.
+/// Puts the speed of a load, over all guests.
 fn put(load: &str, speeds: &[Speed], measured: &mut Measured) {
     let late: Vec<f64> = speeds.iter().map(|speed| speed.p99_ms).collect();
     measured.put_at("rate", load, speeds.iter().map(|speed| speed.rate).sum::<f64>());

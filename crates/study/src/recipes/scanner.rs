@@ -1,4 +1,4 @@
-//! `sonone-fig1`: the scanner's processor time.
+//! `sonone-fig1`: the processor time that a merger takes for scanning.
 
 use super::{D256, GROUP, alike};
 use crate::data::Length;
@@ -9,21 +9,21 @@ use crate::stats;
 use anyhow::Context;
 use std::time::{Duration, Instant};
 
-/// Idle guests, at first.
+/// Number of idle guests at first.
 const GUESTS: usize = 5;
-/// Rates of ksmd: name in the result, and arm.
+/// Rates of ksmd: the name in the result, and that of the arm with this rate.
 const RATES: [(&str, &str); 5] =
     [("1", "ksm-1k"), ("5", "ksm-5k"), ("10", "ksm-10k"), ("50", "ksm-50k"), ("100", "ksm-100k")];
-/// Pages that the writer writes a second.
+/// Pages a second that the writer rewrites.
 const WRITES: [u64; 4] = [0, 100, 1000, 10_000];
-/// Parts of the time for which ksmd is watched at a rate.
+/// Number of equal parts of the time for which ksmd is watched at one rate.
 const WINDOWS: u32 = 5;
-/// Time for a merger to get used to a new rate.
+/// Time after a change of a merger's rate that is not counted.
 const GET_USED: Duration = Duration::from_secs(2);
-/// Time for settled guests to come to rest. In the minute after a burst, Pagefold looks more often at what may be folded.
+/// Pause after merging has settled. In the minute after many folds, Pagefold scans more often.
 const COME_TO_REST: Duration = Duration::from_secs(75);
 
-/// `sonone-fig1`.
+/// The recipe of `sonone-fig1`.
 pub fn cpu(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
     let mut vms = rig.vms(&alike(GUESTS, 0, D256), &mut merger)?;
@@ -62,13 +62,14 @@ pub fn cpu(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Processor time of the merger with guests that were just settled, in percent of a core, over twice the time.
+/// Processor time of the merger in percent of a processor, with guests for which merging has just settled: over twice
+/// the time.
 fn resting(merger: &Merger, time: Duration) -> anyhow::Result<f64> {
     pause(COME_TO_REST)?;
     percent(merger, 2 * time)
 }
 
-/// Processor time of the merger over a time, in percent of a core.
+/// Processor time of the merger over a time, in percent of a processor.
 fn percent(merger: &Merger, time: Duration) -> anyhow::Result<f64> {
     let (begin, before) = (Instant::now(), merger.cpu()?);
     pause(time)?;
@@ -77,7 +78,8 @@ fn percent(merger: &Merger, time: Duration) -> anyhow::Result<f64> {
 
 fn by_rate(merger: &Merger, time: Duration, measured: &mut Measured) -> anyhow::Result<()> {
     let ksmd = merger.ksmd().context("another merger")?;
-    // With `smart_scan`, ksmd also walks over pages that it does not count as scanned: in some passes few, in others most.
+    // With `smart_scan`, ksmd also walks over pages that it does not count as scanned: few in some passes, most in
+    // others.
     ksmd.scan_every_page()?;
     let mut points = Vec::new();
     for (name, arm) in RATES {
@@ -93,7 +95,7 @@ fn by_rate(merger: &Merger, time: Duration, measured: &mut Measured) -> anyhow::
     Ok(())
 }
 
-/// Pages that ksmd scans a second, and its processor time in percent of a core.
+/// Pages that ksmd scans a second, and its processor time in percent of a processor.
 fn window(merger: &Merger, time: Duration) -> anyhow::Result<(f64, f64)> {
     let scanned = || -> anyhow::Result<u64> { account()?.pages_scanned.context("this kernel does not count scans") };
     let (begin, before) = (Instant::now(), scanned()?);
@@ -101,7 +103,8 @@ fn window(merger: &Merger, time: Duration) -> anyhow::Result<(f64, f64)> {
     Ok(((scanned()? - before) as f64 / begin.elapsed().as_secs_f64(), cpu))
 }
 
-/// The window with the median processor time a page. A hypervisor that takes the processor away for a moment makes one dearer.
+/// The window with the median processor time per page: a single window may be too long where a hypervisor takes the
+/// processor away for a moment.
 fn median(mut windows: Vec<(f64, f64)>) -> (f64, f64) {
     windows.sort_by(|one, other| (one.1 / one.0).total_cmp(&(other.1 / other.0)));
     windows[windows.len() / 2]

@@ -1,4 +1,4 @@
-//! `sonone-fig2`, `sonone-fig4`, `sonone-fig6`: five idle guests with services, VMs or containers.
+//! `sonone-fig2`, `sonone-fig4`, `sonone-fig6`: memory of five idle guests with services; they are VMs or containers.
 
 use super::{CONTAINER, D256, GROUP, alike, merger_of, rep_of};
 use crate::plan::Planned;
@@ -7,25 +7,25 @@ use crate::rig::{Crowd, Group, Merger, Rig, Taken, account, mb};
 use lab::Image;
 use std::time::Instant;
 
-/// Guests of the paper.
+/// Number of guests, as in the paper.
 const GUESTS: usize = 5;
 
-/// `sonone-fig2`: MariaDB in all.
+/// The recipe of `sonone-fig2`: MariaDB in all guests.
 pub fn databases(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     idle(rig, planned, GUESTS)
 }
 
-/// `sonone-fig4`: Apache in all.
+/// The recipe of `sonone-fig4`: Apache in all guests.
 pub fn web_servers(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     idle(rig, planned, 0)
 }
 
-/// `sonone-fig6`: three with MariaDB, two with Apache.
+/// The recipe of `sonone-fig6`: three guests with MariaDB, two with Apache.
 pub fn mixed(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     idle(rig, planned, 3)
 }
 
-/// Guests of which the first `databases` keep MariaDB alone, and the others Apache alone.
+/// Starts the guests. The first `databases` of them run MariaDB alone, the others Apache alone.
 fn start(rig: &mut Rig, planned: &Planned, databases: usize, merger: &mut Merger) -> anyhow::Result<Crowd> {
     if planned.arm.ends_with(CONTAINER) {
         let (first, others) = (Image::LxcMariadb, Image::LxcApache);
@@ -60,11 +60,12 @@ fn idle(rig: &mut Rig, planned: &Planned, databases: usize) -> anyhow::Result<Me
     Ok(measured)
 }
 
-/// Memory before and after, and whether the merger's account explains the difference.
+/// Puts the memory before and after merging, and whether the merger's account explains the difference. `off` was
+/// measured before.
 fn memory(five: &Crowd, merger: &Merger, off: Taken, measured: &mut Measured) -> anyhow::Result<()> {
     let saved = merger.saved_pages()? as f64;
     let taken = merger.taken(&five.pids())?;
-    // Forked processes of a container have frames in common before anybody merges.
+    // Forked processes of a container share frames even before anything is merged: these are subtracted.
     measured.put(MERGED, taken.merged_pages.saturating_sub(off.merged_pages) as f64);
     let (off, on) = (off.frames as f64, taken.frames as f64);
     measured.put_at("memory_mb", "off", mb(off));

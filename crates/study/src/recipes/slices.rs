@@ -1,5 +1,5 @@
-//! Cost under load: one set of guests, whose merger is at work and stopped by turns. The studies of cost have it in arms such as
-//! `slices-fold`.
+//! Cost under load, in slices: one set of guests, whose merger is switched on and off by turns. Studies of cost have
+//! this in arms such as `slices-fold`.
 //!
 //! ```text
 //!   restore -> each load once, shortly -> merge until settled
@@ -8,11 +8,14 @@
 //!   a slice of each: processor time -> each load for some seconds -> processor time
 //!   off on | on off | off on | ...     a pair is a slice of each kind; the order turns over from pair to pair
 //! ```
-//! A turn yields the geometric mean of its pairs' ratios, on over off. So a set of guests is a block, and `n` counts sets.
+//! A turn yields the geometric mean of its pairs' ratios, on over off. So each turn, with guests of its own, counts as
+//! one sample.
 //!
-//! Processor time of an operation is that of the guests at work. With merging, the merger's is added, in the part that they are of all
-//! guests. Breaks of pages that were merged in the slice before count where they happen. In old arms, nothing is ever merged without a
-//! merger. Pagefold merges no page that was written lately: making all private in between would leave it nothing to merge for a slice.
+//! Processor time of an operation is that of the guests at work. In slices with merging, a part of the merger's time is
+//! added: the share that the guests at work have of all guests. A page that was merged in one slice and is written in
+//! the next counts in the next. In arms without slices, a turn without a merger merges nothing at all. Here merged
+//! pages stay merged when the merger stops: Pagefold merges no page that was written lately, so it would find nothing
+//! to merge in a slice if all were made private before.
 
 use super::rates::prepare;
 use super::{D256, GROUP, alike, merge};
@@ -23,43 +26,45 @@ use crate::stats;
 use bench::workload::Timed;
 use std::time::{Duration, Instant};
 
-/// Beginning of the name of an arm of this design. Its merger follows.
+/// Beginning of the name of an arm in slices. The rest names its merger.
 const SLICES: &str = "slices-";
-/// Beginning of the name of a merger, Pagefold, that always merges, and gives pages of zeros back by turns.
+/// Beginning of a merger's name in arms where Pagefold merges all the time, and only the merging of pages of zeros is
+/// switched on and off.
 const ZEROS: &str = "zeros-";
-/// Share of the settled saving with which a slice may begin, where a command makes pages of zeros before it.
+/// Where a command makes pages of zeros before a slice, the slice begins when this share of the settled saving is
+/// merged again.
 const ENOUGH: f64 = 0.9;
-/// Time limit until that is merged.
+/// Time limit for that share to be merged.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Rest before a slice.
+/// Pause before each slice.
 const REST: Duration = Duration::from_secs(1);
-/// Seconds of the first run of a load.
+/// Seconds of a load's first run, which is not counted.
 const FIRST_RUN: u32 = 2;
 
-/// The guests, loads and slices of a study.
+/// What a study measures in slices.
 pub struct Design<'a> {
-    /// Guests, all in one group.
+    /// Number of guests, all in one group.
     pub guests: usize,
     /// The number of the first saved guest.
     pub first: usize,
-    /// The number of guests at work: the first ones.
+    /// Number of guests that work: the first ones.
     pub working: usize,
-    /// Loads by their names.
+    /// Loads, each with its name.
     pub loads: &'a [(&'a str, Timed)],
     /// Seconds of a load in a slice.
     pub seconds: u32,
     /// Pairs of slices.
     pub pairs: usize,
-    /// Command in the guests at work before each slice.
+    /// Shell command that the working guests run before each slice.
     pub before: Option<&'static str>,
 }
 
-/// The merger of an arm of this design.
+/// The merger in the name of an arm in slices; `None` for other arms.
 pub fn merger_of(arm: &str) -> Option<&str> {
     arm.strip_prefix(SLICES)
 }
 
-/// Takes a turn.
+/// Measures a turn.
 ///
 /// # Errors
 /// Guests do not come up, or a load fails.
@@ -69,7 +74,7 @@ pub fn measure(rig: &mut Rig, planned: &Planned, design: &Design<'_>) -> anyhow:
     Ok(sliced.finish())
 }
 
-/// Guests whose merger is switched. They end before it.
+/// Guests whose merger is switched on and off. They are dropped before the merger.
 pub struct Sliced {
     /// The guests.
     pub vms: Vms,
@@ -77,7 +82,7 @@ pub struct Sliced {
     is_of_zeros: bool,
     /// Saved pages when merging was settled.
     settled_pages: f64,
-    /// Slices that wait until enough is merged, and those of them that began with less.
+    /// Number of slices that had to wait until enough was merged, and of those among them that began with less.
     begun: (u32, u32),
     begin: Instant,
     timeline: Timeline,
@@ -86,7 +91,7 @@ pub struct Sliced {
 }
 
 impl Sliced {
-    /// Restores guests, has loads run once, and merges until it is settled.
+    /// Restores guests, runs each load once, and merges until merging has settled.
     ///
     /// # Errors
     /// Guests do not come up, or a load fails.
@@ -109,7 +114,7 @@ impl Sliced {
         Ok(Self { vms, merger, is_of_zeros, settled_pages, begun, begin, timeline, measured, operations })
     }
 
-    /// Measures loads in pairs of slices.
+    /// Measures these loads in pairs of slices, one slice with the merger on and one with it off.
     ///
     /// # Errors
     /// A load fails.
@@ -130,7 +135,7 @@ impl Sliced {
         Ok(())
     }
 
-    /// A slice: every load, one after the other.
+    /// Measures a slice: the loads run one after the other.
     fn slice(&mut self, design: &Design<'_>, loads: &[(&str, Timed)], on: bool) -> anyhow::Result<Vec<Cost>> {
         self.switch(design, on)?;
         let working = &self.vms.guests[..design.working];
@@ -149,7 +154,7 @@ impl Sliced {
         Ok(costs)
     }
 
-    /// Switches merging, and waits until a slice can begin.
+    /// Switches merging on or off, and waits until a slice can begin.
     fn switch(&mut self, design: &Design<'_>, on: bool) -> anyhow::Result<()> {
         match (self.is_of_zeros, on) {
             (true, _) => self.merger.share_zeros(on)?,
@@ -171,7 +176,7 @@ impl Sliced {
         Ok(())
     }
 
-    /// All that was measured.
+    /// The result of the turn.
     pub fn finish(mut self) -> Measured {
         let (all, short) = self.begun;
         if short > 0 {
@@ -183,7 +188,7 @@ impl Sliced {
     }
 }
 
-/// The cost of a load in a slice.
+/// The cost of a load in one slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cost {
     /// Processor time of an operation, in milliseconds.
@@ -205,14 +210,14 @@ impl Cost {
     }
 }
 
-/// A slice of each kind.
+/// The costs of a load in two slices, with the merger off and on.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     off: Cost,
     on: Cost,
 }
 
-/// The changes of a load by merging, and its processor time in slices of each kind.
+/// Puts how merging changes a load's rate and processor time, and the processor time in slices of each kind.
 fn put(load: &str, pairs: &[Pair], measured: &mut Measured) {
     let change = |of: &dyn Fn(&Cost) -> Option<f64>| {
         let ratios = pairs.iter().filter_map(|pair| Some((of(&pair.on)? / of(&pair.off)?).ln()));

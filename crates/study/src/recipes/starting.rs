@@ -16,12 +16,13 @@ const FOLDED: &str = "clone-fold";
 const STORMS: [u32; 4] = [1, 2, 5, 10];
 /// Seconds since a clone's answer at which the memory is counted that the clone has written: of the short form.
 const SHORT_WATCH: [u64; 2] = [0, 10];
-/// The same of the full form.
+/// Seconds since a clone's answer at which that memory is counted, in the full form.
 const FULL_WATCH: [u64; 4] = [0, 10, 60, 300];
-/// Guests that come to a first one: of the short form, and of the full one.
+/// Number of guests that are started in addition to a first one, in the short form and in the full one.
 const MORE: [u32; 2] = [2, 7];
 
-/// `agarwal-t5.1`: one guest, until it has answered; of a clone, the memory that it writes by then and later.
+/// The recipe of `agarwal-t5.1`: the time until one guest has answered; of a clone, also the memory that it has written
+/// by then and later.
 pub fn one(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let watch = if planned.length == Length::Full { &FULL_WATCH[..] } else { &SHORT_WATCH[..] };
     let (storms, ..) = rig.storms(Image::Debian)?;
@@ -45,7 +46,7 @@ pub fn one(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `sonone-fig13`: some guests at once, until all have answered.
+/// The recipe of `sonone-fig13`: the time until several guests that are started at once have all answered.
 pub fn storm(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let (storms, dir, guardian) = rig.storms(Image::Tiny)?;
     let (mut measured, mut times, mut merged) = (Measured::default(), Vec::new(), 0);
@@ -71,7 +72,7 @@ pub fn storm(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `kloster-clone`: memory that further guests add to a first one.
+/// The recipe of `kloster-clone`: the memory that further guests take in addition to a first one.
 pub fn added(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let more = MORE[usize::from(planned.length == Length::Full)];
     let (storms, dir, guardian) = rig.storms(Image::Debian)?;

@@ -1,4 +1,5 @@
-//! `li-exp2-1`: sharing by the size of guests in which a memory hog runs, on a small host that swaps.
+//! `li-exp2-1`: how much is shared by guests of different sizes in which a program fills memory, on a small host that
+//! swaps.
 //!
 //! ```text
 //!   two guests in a control group -> balloons to the arm's size -> merged until that is settled
@@ -17,18 +18,18 @@ use bench::workload;
 use page::PAGE_BYTES;
 use std::time::{Duration, Instant};
 
-/// Guests that run the array.
+/// Number of guests that run the program, which fills an array.
 const GUESTS: usize = 2;
 /// Memory of a guest without a balloon, in MiB.
 const WHOLE: u64 = 640;
-/// Memory of the host, in MiB.
+/// Memory limit of the control group that stands for the host, in MiB.
 const HOST: u64 = 640;
 /// Swap of the host, in MiB.
 const SWAP: usize = 1024;
-/// Time for which merging goes on after the array.
+/// Time for which merging goes on after the program has run.
 const REST: Duration = Duration::from_secs(15);
 
-/// `li-exp2-1`.
+/// The recipe of `li-exp2-1`.
 pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let size: u64 = planned.arm.rsplit('-').next().and_then(|mib| mib.parse().ok()).context("no size in the arm")?;
     let wanted = VmsWanted { system: System::BALLOONED, ..alike(GUESTS, first_of(planned, GUESTS), WHOLE << 20) };
@@ -57,7 +58,8 @@ pub fn by_size(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Runs the array in one guest after the other, and lets merging go on for a while. Returns the mean size of the array.
+/// Runs the program in one guest after the other, and lets merging go on for a while. Returns the mean size of the
+/// arrays.
 fn array(merger: &Merger, vms: &Vms, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<f64> {
     let mut pages = 0.0;
     for guest in &vms.guests {
@@ -74,7 +76,8 @@ fn array(merger: &Merger, vms: &Vms, begin: Instant, timeline: &mut Timeline) ->
     Ok(mb(pages / GUESTS as f64))
 }
 
-/// Looks at the guests after the array: sharing, and memory in swap in MB. Compares ksmd's counter with page frames.
+/// Measures the guests after the program has run: what is shared, and memory in swap in MB. Compares ksmd's counter
+/// with page frames.
 fn after(merger: &Merger, vms: &Vms, measured: &mut Measured) -> anyhow::Result<(Sharing, f64)> {
     let loaded = Sharing::of(vms)?;
     let swapped: u64 = vms.pids().iter().map(|pid| host::swapped_bytes(*pid)).sum::<Result<_, _>>()?;
@@ -85,11 +88,11 @@ fn after(merger: &Merger, vms: &Vms, measured: &mut Measured) -> anyhow::Result<
     Ok((loaded, mb(swapped as f64 / PAGE_BYTES as f64)))
 }
 
-/// Sharing at one moment, by page frames.
+/// What guests share at one time, by page frames.
 struct Sharing {
-    /// Places that hold a shared frame.
+    /// Page-table entries of frames that several entries map.
     places: f64,
-    /// Shared frames.
+    /// Number of these frames.
     frames: f64,
 }
 
@@ -99,13 +102,13 @@ impl Sharing {
         Ok(Self { places: places as f64, frames: frames as f64 })
     }
 
-    /// Puts both figures by arm, for the pictures.
+    /// Puts both figures, with the arm as the variable, for pictures.
     fn put(&self, arm: &str, [sharing, shared]: [&str; 2], measured: &mut Measured) {
         measured.put_at(sharing, arm, self.places);
         measured.put_at(shared, arm, self.frames);
     }
 
-    /// Puts the memory that is saved by size of a guest, so that mergers are compared at the same size.
+    /// Puts the memory that is saved at this size of the guests, so that mergers are compared at the same size.
     fn put_saved(&self, size: u64, metric: &str, measured: &mut Measured) {
         measured.put_at(metric, size, mb(self.places - self.frames));
     }

@@ -11,19 +11,19 @@ use page::Fingerprint;
 use std::collections::HashSet;
 use std::time::Instant;
 
-/// Debian suite with another kernel.
+/// The Debian suite whose kernel the second system boots in some arms.
 const OTHER_KERNEL: &str = "trixie";
-/// The groups that fingerprints may make.
+/// Names of the groups to which guests are assigned by their fingerprints.
 const GROUPS: [&str; 2] = ["first", "second"];
-/// Share of all contents of two guests that both must hold to be alike.
+/// Guests count as alike if they both hold at least this share of all contents that either holds.
 const ALIKE: f64 = 0.2;
 
-/// So many guests of a system, in a group.
+/// A request for guests of a system, in a group.
 pub(super) fn of(system: System, guests: usize, first: usize, group: &str) -> VmsWanted {
     VmsWanted { system, groups: vec![group.to_owned()], ..alike(guests, first, D256) }
 }
 
-/// The two systems of an arm, by its name.
+/// The two systems that an arm's name stands for.
 fn systems(arm: &str) -> [System; 2] {
     let (debian, tiny) = (System::DEBIAN, System::TINY);
     match arm {
@@ -34,7 +34,7 @@ fn systems(arm: &str) -> [System; 2] {
     }
 }
 
-/// ksmd with this number of guests of each of two systems, before it merges.
+/// ksmd, and this number of guests of each of two systems. Nothing is merged yet.
 fn pair(rig: &mut Rig, planned: &Planned, each: usize) -> anyhow::Result<(Merger, Vms)> {
     let mut merger = rig.merger("ksm", &[Group::of(GROUP)])?;
     let [first, second] = systems(&planned.arm);
@@ -43,7 +43,7 @@ fn pair(rig: &mut Rig, planned: &Planned, each: usize) -> anyhow::Result<(Merger
     Ok((merger, vms))
 }
 
-/// `li-exp1-3`: four guests, half and half.
+/// The recipe of `li-exp1-3`: two guests of each system.
 pub fn counters(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let (merger, vms) = pair(rig, planned, 2)?;
     let (mut measured, mut timeline) = (Measured::default(), timeline());
@@ -61,7 +61,7 @@ pub fn counters(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `kloster-t7.2`: a pair.
+/// The recipe of `kloster-t7.2`: one guest of each system.
 pub fn pairs(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let (merger, vms) = pair(rig, planned, 1)?;
     let (mut measured, mut timeline) = (Measured::default(), timeline());
@@ -98,7 +98,7 @@ fn common(vms: &Vms) -> anyhow::Result<usize> {
     Ok(first.intersection(second).count())
 }
 
-/// `kim-group`. The arms: one group of all guests; groups by fingerprints; one guest alone.
+/// The recipe of `kim-group`. The arms: all guests in one group, groups by fingerprints, and one guest alone.
 pub fn grouped(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let each = if planned.length == Length::Full { 4 } else { 2 };
     let wanted = [of(System::DEBIAN, each, rep_of(planned), GROUP), of(System::TINY, each, rep_of(planned), GROUP)];
@@ -132,8 +132,8 @@ pub fn grouped(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// The group of each guest: that of the first guest that it is like. These guests run, without a merger, as long as it takes
-/// to look at them.
+/// Assigns a group to each guest, by the contents of its memory: that of the first guest that it is like. For this the
+/// guests run without a merger, and end when their memory has been read.
 fn by_fingerprints(rig: &mut Rig, [first, second]: &[VmsWanted; 2]) -> anyhow::Result<Vec<&'static str>> {
     let mut nobody = rig.merger("off", &[Group::of(GROUP)])?;
     let mut vms = rig.vms(first, &mut nobody)?;
@@ -148,7 +148,7 @@ fn by_fingerprints(rig: &mut Rig, [first, second]: &[VmsWanted; 2]) -> anyhow::R
         .collect()
 }
 
-/// The number of each guest's cluster.
+/// For each guest, the number of the cluster of guests that are alike.
 pub(super) fn clusters<T: Eq + std::hash::Hash>(contents: &[HashSet<T>]) -> Vec<usize> {
     let mut heads: Vec<&HashSet<T>> = Vec::new();
     let mut numbers = Vec::new();

@@ -1,4 +1,4 @@
-//! `sonone-fig8`: the saving of idle guests, under a load, and after it.
+//! `sonone-fig8`: what merging saves of guests that are idle, under a load, and idle again.
 //!
 //! ```text
 //!   ksm, fold                merge until settled -> load -> quiet
@@ -15,22 +15,23 @@ use crate::stats;
 use bench::workload;
 use std::time::{Duration, Instant};
 
-/// Guests of the short form.
+/// Number of guests in the short form.
 const SHORT: usize = 3;
-/// Guests of the full form: those of the paper.
+/// Number of guests in the full form: as many as in the paper.
 const FULL: usize = 5;
 /// Beginning of the name of an arm whose merger begins under the load.
 const UNDER: &str = "under-";
-/// Size of the disk that a guest reads in these arms, in MiB. A guest has 256 MiB of memory.
+/// Size of the disk that a guest reads in arms `under-`, in MiB. A guest has 256 MiB of memory.
 const DATA_MIB: u64 = 300;
 /// Time of the load before merging begins: the guests' page caches fill.
 const BEFORE: Duration = Duration::from_secs(30);
-/// Interval between two looks.
+/// Interval between two readings of what is saved.
 const LOOK: Duration = Duration::from_secs(1);
-/// Share of the idle saving that counts as being back. If the load leaves as much, nothing can come back.
+/// After the load, the saving counts as back when it reaches this share of the saving before the load. If the load
+/// leaves more than that, nothing can come back.
 const BACK: f64 = 0.8;
 
-/// `sonone-fig8`.
+/// The recipe of `sonone-fig8`.
 pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let full = planned.length == Length::Full;
     let under = planned.arm.strip_prefix(UNDER);
@@ -67,9 +68,9 @@ pub fn saving(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// Saved pages: of idle guests, and in looks each second under the load and after it.
+/// Puts the figures, from the saved pages of idle guests and from readings each second, under the load and after it.
 fn put(idle: f64, loaded: &[f64], quiet: &[f64], measured: &mut Measured) {
-    // The second half of the load, in which its memory is warm.
+    // Only the second half counts: by then the load has filled the memory that it uses.
     let under_load = stats::mean(&loaded[loaded.len() / 2..]);
     let after = quiet[quiet.len() - 1];
     for (phase, saved) in [("idle", idle), ("load", under_load), ("after", after)] {
@@ -85,7 +86,7 @@ fn put(idle: f64, loaded: &[f64], quiet: &[f64], measured: &mut Measured) {
     }
 }
 
-/// The saving over time.
+/// Measures the saving over time.
 struct Traced<'a> {
     merger: &'a Merger,
     begin: Instant,
@@ -102,7 +103,7 @@ impl<'a> Traced<'a> {
         self.timeline.events.push((self.begin.elapsed().as_secs_f64(), text.to_owned()));
     }
 
-    /// Saved pages each second, for a time.
+    /// Saved pages, read once a second, for this time.
     fn follow(&mut self, time: Duration) -> anyhow::Result<Vec<f64>> {
         let (since, mut seen) = (Instant::now(), Vec::new());
         loop {

@@ -1,5 +1,5 @@
-//! `li-t1`: the memory that idle guests take, by their number. `li-exp1-1`: the same while somebody merges, at a low rate or at the
-//! highest.
+//! `li-t1`: how much memory idle guests take, by their number. `li-exp1-1`: the same while they are merged at a low or
+//! at the highest rate.
 
 use super::{D256, D512, GROUP, Saved, alike, rep_of};
 use crate::data::Length;
@@ -11,26 +11,26 @@ use anyhow::Context;
 use bench::workload::ZEROS_SCRIPT;
 use std::time::{Duration, Instant};
 
-/// Number of guests in the end.
+/// Number of guests at the end.
 const GUESTS: usize = 6;
-/// Time after the last guest at which the paper's reader would look.
+/// Time after the start of the last guest at which the paper's figure is taken.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Interval between two looks.
+/// Interval between two readings.
 const LOOK: Duration = Duration::from_secs(1);
 /// Command that prints the KiB that a guest has touched after [`ZEROS_SCRIPT`]: all of its memory but a tenth of what is free now.
 const TOUCHED_SCRIPT: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
     awk '/^MemTotal/ { all = $2 } /^MemFree/ { free = $2 } END { print int(all - free / 10) }' /proc/meminfo";
 
-/// `li-exp1-1`.
+/// The recipe of `li-exp1-1`.
 pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let at_default_rate = planned.arm == "ksm-default";
     let mut merger = rig.merger(&planned.arm, &[Group::of(GROUP)])?;
-    // As in the paper, it merges while guests come up.
+    // As in the paper, merging goes on while guests come up.
     merger.on_for_later_guests()?;
     let begin = Instant::now();
     let mut timeline = Timeline { name: "saved".into(), unit: "MB".into(), ..Timeline::default() };
     let mut measured = Measured::default();
-    // One by one in the full form, and all at once in the short one.
+    // In the full form, guests come up one by one; in the short one, all at once.
     let step = if planned.length == Length::Full { 1 } else { GUESTS };
     let wanted = alike(step, rep_of(planned), D512);
     let mut vms = rig.vms(&wanted, &mut merger)?;
@@ -54,7 +54,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
         measured.put("minute_share", Saved::of(&merger, &vms.pids())?.share());
     }
     if let Some(ksmd) = merger.ksmd().filter(|_| at_default_rate) {
-        // Proves that there was something to merge.
+        // At its highest rate, ksmd merges what there is to merge: this proves that there was something.
         ksmd.set_rate(Rate::of("ksm").context("a rate without a name")?)?;
         timeline.events.push((begin.elapsed().as_secs_f64(), "its highest rate".into()));
     }
@@ -68,7 +68,7 @@ pub fn by_rate(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// `li-t1`. In the arm `touched`, each guest has touched nearly all of its memory.
+/// The recipe of `li-t1`. In the arm `touched`, each guest has written nearly all of its memory.
 pub fn by_number(rig: &mut Rig, planned: &Planned) -> anyhow::Result<Measured> {
     let mut nobody = rig.merger("off", &[Group::of(GROUP)])?;
     let system = if planned.arm == "tiny" { System::TINY } else { System::DEBIAN };
@@ -100,8 +100,8 @@ fn bytes(printed: &str) -> anyhow::Result<f64> {
     Ok(kib * 1024.0)
 }
 
-/// The line through the memory of more and more guests, in MB. Its slope is compared with a guest's size, and with the bytes that it has
-/// touched.
+/// Fits a line to the memory that more and more guests take, in MB. Its slope is compared with a guest's configured
+/// memory, and with the bytes that the guest has written.
 fn compare(points: &[(f64, f64)], touched: &[f64], measured: &mut Measured) -> anyhow::Result<()> {
     let (_, slope) = stats::line(points).context("one number of guests makes no line")?;
     measured.put("r_squared", stats::r_squared(points).context("one number of guests makes no line")?);

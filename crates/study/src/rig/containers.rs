@@ -16,15 +16,16 @@ pub struct Containers {
     lab: Lab,
     /// The containers.
     pub guests: Vec<Guest>,
-    /// The number of them that Pagefold has attached to.
+    /// Number of containers whose processes Pagefold has attached to; they come first.
     attached: usize,
 }
 
 impl Rig {
-    /// Starts containers of an image, opted in as a whole for ksmd if that is the merger. Pagefold has yet to attach to them.
+    /// Starts containers of an image. If ksmd is the merger, all memory of their processes is opted in. Pagefold does
+    /// not attach to them yet.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A container does not come up.
     pub fn containers(
         &mut self,
         image: Image,
@@ -44,7 +45,7 @@ impl Containers {
     /// Starts further containers, and waits until all are idle.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A container does not come up.
     pub fn add(
         &mut self,
         rig: &Rig,
@@ -79,7 +80,8 @@ impl Containers {
         Ok(())
     }
 
-    /// Has Pagefold attach to all processes of the containers that came since the last time, if it is the merger.
+    /// If Pagefold is the merger, has it attach to all processes of the containers that were started since the last
+    /// call.
     ///
     /// # Errors
     /// A container has no process that can be a member.
@@ -92,12 +94,13 @@ impl Containers {
         Ok(())
     }
 
-    /// All their processes, LXC's monitors among them.
+    /// Process ids of all containers, LXC's monitors among them.
     pub fn pids(&self) -> Vec<u32> {
         self.guests.iter().flat_map(Guest::pids).collect()
     }
 
-    /// Their processes without LXC's monitors, which run the host's files and not those of a root.
+    /// Process ids of the containers without LXC's monitors, which run programs of the host and not of the container's
+    /// root directory.
     pub fn pids_inside(&self) -> Vec<u32> {
         let inside = |guest: &Guest| guest.pids().into_iter().filter(|pid| Some(*pid) != guest.pid).collect::<Vec<_>>();
         self.guests.iter().flat_map(inside).collect()
@@ -112,8 +115,8 @@ impl Drop for Containers {
     }
 }
 
-/// The footprint of these processes of a group: the sum of their `smaps` totals. Of the group's pool, the worker's share counts as
-/// theirs: they are the reason that its pages exist.
+/// The footprint of these processes of a group: the sum of their totals in `smaps`. The worker's share of the group's
+/// pool is added, because the pool's pages exist for these processes.
 ///
 /// # Errors
 /// A process has ended.

@@ -1,4 +1,4 @@
-//! Guests of either kind, for studies that count them alike.
+//! Guests that are either VMs or containers, for studies that treat both alike.
 
 use super::{Containers, Merger, Vms};
 
@@ -11,7 +11,7 @@ pub enum Crowd {
 }
 
 impl Crowd {
-    /// Has Pagefold attach to containers that are no members yet, if it is the merger.
+    /// If Pagefold is the merger, has it attach to containers that are no members yet.
     ///
     /// # Errors
     /// A container has no process that can be a member.
@@ -22,7 +22,7 @@ impl Crowd {
         }
     }
 
-    /// Processes of the guests, without LXC's monitors, which run the host's files.
+    /// Process ids of the guests, without LXC's monitors, which run programs of the host.
     pub fn pids(&self) -> Vec<u32> {
         match self {
             Self::Vms(vms) => vms.pids(),

@@ -1,4 +1,4 @@
-//! Pagefold as a merger: a service of the run's own, with groups that the study names.
+//! Pagefold as a merger: a service that the run starts, with the groups of the study.
 
 use super::payers::{Cpu, Payer, Payers};
 use super::{program, wait};
@@ -21,24 +21,24 @@ const AGENT: &str = "pagefold";
 /// Time limit for members to connect.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Time limit for all folded pages to be private again.
+/// Time limit for all pages to be private again after folding is undone.
 const UNFOLDED: Duration = Duration::from_secs(60);
 
-/// A group of a study.
+/// A group of the service, with its settings.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Its name.
+    /// Name of the group.
     pub name: &'static str,
-    /// Pages that may be fingerprinted a second; `None`: as many as rest.
+    /// Pages that may be fingerprinted a second; `None`: without a limit.
     pub scan_rate: Option<u32>,
-    /// Most processor time, in percent of a processor, of a rate that follows its yield; `None`: no rate does.
+    /// Most processor time in percent of a processor, if the scan rate follows its yield; `None` if it does not.
     pub adaptive_percent: Option<u8>,
-    /// Whether pages of zeros are given back.
+    /// Whether pages of zeros are given back to the kernel.
     pub zero_pages: bool,
 }
 
 impl Group {
-    /// A group without a limit, which gives pages of zeros back.
+    /// A group whose scan rate has no limit, and which gives pages of zeros back.
     pub const fn of(name: &'static str) -> Self {
         Self { name, scan_rate: None, adaptive_percent: None, zero_pages: true }
     }
@@ -49,7 +49,7 @@ pub struct Folding {
     serving: Serving,
     groups: Vec<&'static str>,
     members: Vec<(u32, String)>,
-    /// The lowest rate that a group was started with, in pages a second.
+    /// The lowest scan rate of all groups at the start, in pages a second; `None` if none has a limit.
     lowest_rate: Option<u32>,
 }
 
@@ -73,10 +73,10 @@ fn config(groups: &[Group]) -> String {
 }
 
 impl Folding {
-    /// Starts a service below `dir`.
+    /// Starts a service in a directory below `dir`.
     ///
     /// # Errors
-    /// It does not start.
+    /// The service does not start.
     pub fn start(dir: &Path, groups: &[Group], guardian: &mut Guardian) -> anyhow::Result<Self> {
         let serving = Serving::start(dir, &config(groups), guardian)?;
         let lowest_rate = groups.iter().filter_map(|group| group.scan_rate).min();
@@ -89,8 +89,8 @@ impl Folding {
         Ok(lab::Fold { pagefold: cli::pagefold().to_owned(), service: Some(self.serving.dir().to_owned()) })
     }
 
-    /// The beginning of a command that starts a program as a member. All of its memory is new, which an agent takes for
-    /// work unless the member is eager.
+    /// The beginning of a command that starts a program as an eager member. All memory of the program is new; for a
+    /// member that is not eager, the agent would take that for work that goes on, and fold less.
     pub fn command(&self, group: &str, name: &str) -> anyhow::Result<Command> {
         let mut command = Command::new(cli::pagefold());
         command
@@ -102,7 +102,8 @@ impl Folding {
         Ok(command)
     }
 
-    /// Waits until these processes are members of their groups, each with memory that can be folded.
+    /// Waits until these processes and those of earlier calls are members of their groups, each with memory that can be
+    /// folded.
     pub fn meet(&mut self, members: &[(u32, String)]) -> anyhow::Result<()> {
         self.members.extend(members.iter().cloned());
         let mut missing = String::new();
@@ -125,17 +126,17 @@ impl Folding {
         Ok(String::new())
     }
 
-    /// Begins to fold in all groups.
+    /// Switches folding on in all groups.
     pub fn on(&self) -> anyhow::Result<()> {
         self.change(|change| change.fold = Some(Fold::On))
     }
 
-    /// Ends folding, and leaves folded pages as they are.
+    /// Switches folding off. Folded pages stay folded.
     pub fn hold(&self) -> anyhow::Result<()> {
         self.change(|change| change.fold = Some(Fold::Off))
     }
 
-    /// Has all folded pages made private, pages of zeros too, and ends folding. It waits until none is left.
+    /// Makes all folded pages private, pages of zeros too, switches folding off, and waits until none is folded.
     pub fn undo(&self) -> anyhow::Result<()> {
         self.change(|change| change.fold = Some(Fold::Unfold))?;
         let is_undone = || Ok(self.saved_pages()? == 0 && self.zero_pages()? == 0);
@@ -156,7 +157,7 @@ impl Folding {
         Ok(())
     }
 
-    /// Folded pages of all members that were written so far, pages of zeros among them.
+    /// Folded pages that were written so far, over all members, with pages of zeros.
     pub fn broken_pages(&self) -> anyhow::Result<u64> {
         let of = |state: GroupState| {
             let folded: u64 = state.report.members.iter().map(|member| member.folded_pages + member.zero_pages).sum();
@@ -165,14 +166,15 @@ impl Folding {
         Ok(self.states()?.into_iter().map(of).sum())
     }
 
-    /// Time in which all pages that members hold are fingerprinted at the lowest rate that a group was started with; 0 without any.
+    /// Time in which all pages of the members are fingerprinted once, at the lowest scan rate of a group; 0 if no group
+    /// has a limit.
     pub fn pass(&self) -> anyhow::Result<Duration> {
         let Some(rate) = self.lowest_rate else { return Ok(Duration::ZERO) };
         let bytes: u64 = self.members.iter().map(|(pid, _)| host::anonymous_bytes(*pid)).sum::<Result<_, _>>()?;
         Ok(Duration::from_secs(bytes / PAGE_BYTES as u64 / u64::from(rate.max(1))))
     }
 
-    /// Sets the greatest number of pages that a group fingerprints a second.
+    /// Sets how many pages a group may fingerprint a second.
     pub fn set_scan_rate(&self, group: &str, pages_per_s: u32) -> anyhow::Result<()> {
         let change = Change { scan_rate: Some(ScanRate::Pages(pages_per_s)), ..Change::default() };
         Service::connect(Place::at(self.serving.dir()))?.set(group, change).map(drop)
@@ -187,7 +189,7 @@ impl Folding {
         self.groups.iter().map(|group| self.serving.show(group)).collect()
     }
 
-    /// Saved pages by the engine's account. Of the pages that map slots, one a slot is not saved.
+    /// Saved pages by the service's account: of all pages that map slots, less one for each slot.
     pub fn saved_pages(&self) -> anyhow::Result<u64> {
         let of = |state: GroupState| {
             let report = state.report;
@@ -201,7 +203,7 @@ impl Folding {
         Ok(self.states()?.into_iter().map(|state| state.report.zero_pages).sum())
     }
 
-    /// Pages of these processes that are folded, and pages of zeros that they gave back, by their agents' accounts.
+    /// Folded pages of these processes and pages of zeros that they gave back, by the accounts of their agents.
     pub fn folded_pages_of(&self, pids: &[u32]) -> anyhow::Result<u64> {
         let members = self.states()?.into_iter().flat_map(|state| state.report.members);
         Ok(members
@@ -210,7 +212,7 @@ impl Folding {
             .sum())
     }
 
-    /// The workers' processes, which keep the pools.
+    /// Process ids of the workers, which hold the pools.
     pub fn workers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.states()?.into_iter().filter_map(|state| state.worker_pid).collect())
     }
@@ -220,7 +222,8 @@ impl Folding {
         Ok(self.serving.show(group)?.worker_pid)
     }
 
-    /// Processor time of the workers, the agents' threads, the supervisor and the prover, by the control groups in which it was spent.
+    /// Processor time of the workers, the agents, the supervisor and the prover, by the party that pays for the control
+    /// group in which it was spent.
     pub fn cpu(&self) -> anyhow::Result<Cpu> {
         let members = self.members.iter().map(|(pid, group)| (*pid, group.as_str(), Some(AGENT)));
         let states = self.states()?;
@@ -240,7 +243,7 @@ impl Folding {
         Ok(cpu)
     }
 
-    /// Members for an audit of page frames.
+    /// What an audit of page frames needs to know of the members.
     pub fn engine(&self) -> anyhow::Result<audit::Engine> {
         let member = |(pid, group): &(u32, String)| -> anyhow::Result<audit::Member> {
             Ok(audit::Member { group: group.clone(), process: ProcessId::of(*pid)? })
@@ -254,13 +257,13 @@ impl Folding {
     }
 }
 
-/// Processor time of a guest's process, without that of the agent in it.
+/// Processor time of a guest's process without the agent's threads.
 pub fn of_guest(pid: u32) -> anyhow::Result<f64> {
     Ok(of_process(pid, None)? - of_process(pid, Some(AGENT))?)
 }
 
-/// Processor time of a process, or of those of its threads that bear a name. The first thread is not counted then: it is
-/// the program's own.
+/// Processor time of a process; or of its threads with this name, not counting the first thread, which is never the
+/// agent's.
 pub fn of_process(pid: u32, thread: Option<&str>) -> anyhow::Result<f64> {
     let threads = ThreadCpu::of_process(pid)?;
     let counted = threads.iter().filter(|t| thread.is_none_or(|name| t.name == name && t.tid != pid));

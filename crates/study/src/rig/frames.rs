@@ -1,4 +1,4 @@
-//! Memory by page frames: what guests take, under each merger.
+//! Memory of guests by page frames, under any merger.
 
 use anyhow::Context;
 use host::{Mapping, Pagemap, PagemapEntry};
@@ -6,13 +6,13 @@ use page::{HostVirt, PAGE_BYTES, Pfn};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 
-/// The frames of guests at one moment.
+/// Page frames that guests take at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Distinct frames of private memory that no file backs, and the pools' pages.
     pub frames: u64,
-    /// Merged pages: places in page tables beyond the first that map the same frame, pools' frames included. Pages of
-    /// zeros that were given back are in no page table, and not counted.
+    /// Merged pages: page-table entries beyond the first that map the same frame, the pools' frames among them. Pages
+    /// of zeros that were given back are in no page table, and not counted.
     pub merged_pages: u64,
 }
 
@@ -37,7 +37,8 @@ impl Taken {
         Ok(Self { frames: own.len() as u64 + pools, merged_pages })
     }
 
-    /// Frames of its pool that a process maps: those of its folded pages that it has read since.
+    /// Number of the pool's frames that a process maps: of its folded pages, those that it has accessed since they were
+    /// folded.
     ///
     /// # Errors
     /// The process has ended.
@@ -48,7 +49,7 @@ impl Taken {
     }
 }
 
-/// The frames that a process maps privately, its pool's among them.
+/// The frames of a process's private memory, with those of the pool that it maps.
 ///
 /// # Errors
 /// The process has ended.
@@ -58,8 +59,8 @@ pub fn frames_of(pid: u32) -> anyhow::Result<HashSet<Pfn>> {
     Ok(frames)
 }
 
-/// Visits the frames of private memory with their pages: anonymous ones, and those of pools. Code that an emulator has translated is left
-/// out: a VM of KVM has none.
+/// Calls `visit` for each page of private memory with its frame: anonymous pages and pages of the pool. Code that an
+/// emulator has translated is left out, since a VM under KVM has none.
 fn each_frame(pid: u32, visit: &mut dyn FnMut(HostVirt, Pfn, bool)) -> anyhow::Result<()> {
     let pagemap = Pagemap::open(pid)?;
     let mut entries: Vec<PagemapEntry> = Vec::new();
@@ -82,7 +83,7 @@ fn is_translated(mapping: &Mapping) -> bool {
     mapping.execute && mapping.write && !mapping.has_file()
 }
 
-/// Pages of the pools that a process maps, by the kernel's account of their files.
+/// Pages of the pools that a process maps, from the kernel's account of the mapped files.
 fn pool_pages(pid: u32) -> anyhow::Result<u64> {
     let mut mappings = Mapping::list(pid)?;
     mappings.retain(|m| guest::pool_name(&m.name).is_some());
@@ -96,23 +97,23 @@ fn pool_pages(pid: u32) -> anyhow::Result<u64> {
     mappings.iter().map(pages_of).sum()
 }
 
-/// The frames of guests at one moment: each guest's pages in order, with their frames.
+/// For each guest, its pages in order, with the frames in which they lie.
 pub struct Places(Vec<Vec<(HostVirt, Pfn)>>);
 
-/// Pages of a guest that have no frame any more, by who held it.
+/// Numbers of pages that have lost their frame, by whether other pages lay in it, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
-    /// Pages whose frame the guest held alone.
+    /// Pages whose frame no other page lay in.
     pub alone: u64,
-    /// Pages whose frame others held, too.
+    /// Pages whose frame other pages lay in, too.
     pub shared: u64,
 }
 
 impl Places {
-    /// The frames of these processes.
+    /// Reads the frames of these processes.
     ///
     /// # Errors
-    /// One has ended.
+    /// A process has ended.
     pub fn of(pids: &[u32]) -> anyhow::Result<Self> {
         let of_one = |pid: &u32| {
             let mut places = Vec::new();
@@ -128,14 +129,14 @@ impl Places {
         holders
     }
 
-    /// Places of frames that several places hold, and the number of these frames. KSM calls them `sharing` and `shared`, but
-    /// counts all places of a frame but one in `sharing`.
+    /// Number of pages that lie in a frame with others, and the number of these frames. KSM calls the two `sharing` and
+    /// `shared`, but its `sharing` leaves out one page of each frame.
     pub fn sharing_and_shared(&self) -> (u64, u64) {
         let shared = self.holders().into_values().filter(|n| *n > 1);
         shared.fold((0, 0), |(sharing, shared), n| (sharing + u64::from(n), shared + 1))
     }
 
-    /// Pages that each guest saves: a place of a frame that n places hold saves 1 - 1/n.
+    /// Pages that each guest saves: if n pages lie in a frame, each of them saves 1 - 1/n.
     pub fn saved_by_each(&self) -> Vec<f64> {
         let holders = self.holders();
         let saved = |pfn: &Pfn| 1.0 - 1.0 / f64::from(holders[pfn]);
@@ -143,12 +144,12 @@ impl Places {
         self.0.iter().map(of_one).collect()
     }
 
-    /// Pages with a frame.
+    /// Number of pages that have a frame.
     pub fn pages(&self) -> u64 {
         self.0.iter().map(|places| places.len() as u64).sum()
     }
 
-    /// Pages that have a frame here and none later.
+    /// Pages that have a frame here and none in `later`.
     pub fn gone_until(&self, later: &Self) -> Gone {
         let holders = self.holders();
         let mut gone = Gone::default();

@@ -1,5 +1,5 @@
-//! ksmd as a merger, at a rate that the study names. `smart_scan` and the advisor are as the host has them unless a study
-//! says otherwise, and stand in the result.
+//! ksmd as a merger, at the rate that an arm names. Its `smart_scan` and advisor stay as the host has them, unless a
+//! study changes them; the result tells their values.
 
 use super::fold::of_process;
 use act::set_ksm;
@@ -26,7 +26,7 @@ impl Rate {
     }
 }
 
-/// ksmd's thread.
+/// ksmd, and the rate at which it merges.
 pub struct Ksmd {
     pid: u32,
     rate: Rate,
@@ -34,7 +34,7 @@ pub struct Ksmd {
 }
 
 impl Ksmd {
-    /// Finds it.
+    /// Finds ksmd's thread.
     ///
     /// # Errors
     /// There is no such thread in this PID namespace.
@@ -47,47 +47,47 @@ impl Ksmd {
         Ok(Self { pid, rate, use_zero_pages })
     }
 
-    /// Begins to merge at its rate.
+    /// Has ksmd merge at its rate.
     pub fn on(&self) -> anyhow::Result<()> {
         self.set_rate(self.rate)?;
         set_where_known("use_zero_pages", if self.use_zero_pages { "1" } else { "0" })?;
         Ok(set_ksm("run", "1")?)
     }
 
-    /// Ends merging, and leaves merged pages as they are.
+    /// Stops ksmd. Merged pages stay merged.
     pub fn hold() -> anyhow::Result<()> {
         Ok(set_ksm("run", "0")?)
     }
 
-    /// Has the kernel make every merged page private again, and ends merging.
+    /// Has the kernel make all merged pages private, and stops ksmd.
     pub fn undo() -> anyhow::Result<()> {
         set_ksm("run", "2")?;
         Ok(set_ksm("run", "0")?)
     }
 
-    /// Goes on at another rate.
+    /// Changes ksmd's rate while it runs.
     pub fn set_rate(&self, Rate(pages, sleep): Rate) -> anyhow::Result<()> {
         set_ksm("pages_to_scan", &pages.to_string())?;
         Ok(set_ksm("sleep_millisecs", &sleep.to_string())?)
     }
 
-    /// Has it pass over no page from here on, where the kernel can do otherwise.
+    /// From here on, ksmd scans each page in each round, on kernels where it may leave some out (`smart_scan`).
     pub fn scan_every_page(&self) -> anyhow::Result<()> {
         set_where_known("smart_scan", "0")
     }
 
-    /// Its process.
+    /// Process id of ksmd.
     pub const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its processor time.
+    /// Processor time of ksmd so far, in seconds.
     pub fn cpu_s(&self) -> anyhow::Result<f64> {
         of_process(self.pid, None)
     }
 }
 
-/// Sets a knob; a kernel without it lacks the feature.
+/// Sets a knob. A kernel without the knob lacks the feature, and nothing is done.
 fn set_where_known(knob: &str, value: &str) -> anyhow::Result<()> {
     match set_ksm(knob, value) {
         Err(e) if e.is_gone() => Ok(()),
@@ -95,14 +95,14 @@ fn set_where_known(knob: &str, value: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Merged pages of all processes that were written so far. A kernel that counts none lacks the feature.
+/// Number of writes to merged pages so far, over all processes. Fails on a kernel that does not count them (`cow_ksm`).
 pub fn broken_pages() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
     let count = text.lines().find_map(|line| line.strip_prefix("cow_ksm ")?.parse().ok());
     count.context("this kernel does not count writes to merged pages: cow_ksm in /proc/vmstat")
 }
 
-/// KSM's own account.
+/// KSM's counters in sysfs.
 pub fn account() -> anyhow::Result<Ksm> {
     Ksm::read().context("KSM cannot be read any more")
 }

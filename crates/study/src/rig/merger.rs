@@ -10,18 +10,19 @@ use host::ProcessId;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Growth of the saved pages below which merging is settled: 1%.
+/// Merging counts as settled when the saved pages have grown by less than this share: 1%.
 const SETTLED: f64 = 0.01;
-/// Span without growth after which it is settled. ksmd makes its rounds in it, and Pagefold a pass where a rate is set.
+/// Time for which they must not grow. It is extended until ksmd has made its full rounds, or Pagefold has fingerprinted
+/// all pages at its scan rate.
 pub const SETTLED_FOR: Duration = Duration::from_secs(8);
-/// Full rounds of ksmd in which each page is looked at.
+/// Full rounds of ksmd that must lie in this time, so that it has looked at each page.
 const ROUNDS: u64 = 2;
-/// The same with `smart_scan`, by which a page that often found no other is left out of up to eight rounds.
+/// The same with `smart_scan`, by which ksmd leaves a page out of up to eight rounds if it often found no duplicate.
 const SMART_ROUNDS: u64 = 10;
-/// Limit of the wait until it is settled.
+/// Time limit for merging to settle: 3 min.
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// A merger with its members. Dropping it ends it.
+/// A merger and its members. Dropping it ends it.
 pub enum Merger {
     /// Nobody merges.
     Off,
@@ -32,11 +33,11 @@ pub enum Merger {
 }
 
 impl Rig {
-    /// The merger of an arm, by its name: `off` or `fold`, or something that begins so; `ksm` or `ksm-RATE`. It merges nothing before
+    /// The merger that the name of an arm begins with: `off`, `fold`, `ksm` or `ksm-RATE`. Nothing is merged before
     /// [`Merger::on`].
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The merger cannot be started.
     pub fn merger(&mut self, arm: &str, groups: &[Group]) -> anyhow::Result<Merger> {
         if arm.starts_with("fold") {
             let dir = self.dir().to_owned();
@@ -56,12 +57,12 @@ impl Merger {
         if let Self::Fold(folding) = self { folding.lab().map(Some) } else { Ok(None) }
     }
 
-    /// The beginning of a command for a process of ours whose memory can be merged.
+    /// The beginning of a command that starts a program whose memory can be merged.
     pub fn command(&self, group: &str, name: &str) -> anyhow::Result<Command> {
         if let Self::Fold(folding) = self { folding.command(group, name) } else { Ok(Command::new(program()?)) }
     }
 
-    /// Tells the merger its members: process and group. Waits until they can be merged.
+    /// Tells the merger its members: processes with the names of their groups. Waits until their memory can be merged.
     pub fn meet(&mut self, members: &[(u32, String)]) -> anyhow::Result<()> {
         match self {
             Self::Off => Ok(()),
@@ -73,7 +74,7 @@ impl Merger {
         }
     }
 
-    /// Begins to merge.
+    /// Switches merging on.
     pub fn on(&self) -> anyhow::Result<()> {
         match self {
             Self::Off => Ok(()),
@@ -82,7 +83,7 @@ impl Merger {
         }
     }
 
-    /// Ends merging, and leaves merged pages as they are.
+    /// Switches merging off. Merged pages stay merged.
     pub fn hold(&self) -> anyhow::Result<()> {
         match self {
             Self::Off => Ok(()),
@@ -91,7 +92,7 @@ impl Merger {
         }
     }
 
-    /// Has every merged page made private again, and ends merging.
+    /// Makes all merged pages private, and switches merging off.
     pub fn undo(&self) -> anyhow::Result<()> {
         match self {
             Self::Off => Ok(()),
@@ -100,7 +101,7 @@ impl Merger {
         }
     }
 
-    /// Says whether Pagefold gives pages of zeros back from here on.
+    /// Sets whether Pagefold gives pages of zeros back from here on.
     pub fn share_zeros(&self, share: bool) -> anyhow::Result<()> {
         match self {
             Self::Fold(folding) => folding.share_zeros(share),
@@ -108,7 +109,7 @@ impl Merger {
         }
     }
 
-    /// Merged pages that were written since merging began. ksmd's are those of the host, without pages of zeros.
+    /// Merged pages that were written since merging began. ksmd's are those of the whole host, without pages of zeros.
     pub fn broken_pages(&self) -> anyhow::Result<u64> {
         match self {
             Self::Off => Ok(0),
@@ -117,8 +118,9 @@ impl Merger {
         }
     }
 
-    /// Begins to merge, also with guests that come later. ksmd passes over no page then. With `smart_scan`, it may never compare
-    /// theirs with those of guests that are there (docs/notebook/2026-11-28-smart-scan.md).
+    /// Switches merging on for guests that are there and for those that come later. ksmd then scans each page in each
+    /// round: with `smart_scan`, it may never compare pages of later guests with those of earlier ones
+    /// (docs/notebook/2026-11-28-smart-scan.md).
     pub fn on_for_later_guests(&self) -> anyhow::Result<()> {
         if let Self::Ksm(ksmd, _) = self {
             ksmd.scan_every_page()?;
@@ -166,8 +168,9 @@ impl Merger {
         Taken::by(pids, &owners)
     }
 
-    /// Waits until the saved pages grow no more; not at all where nobody merges. The points of the timeline begin at `begin`. After three
-    /// minutes it goes on without that, and the timeline has an event that says so.
+    /// Waits until the saved pages grow no more; returns at once if nobody merges. Adds points to the timeline, whose
+    /// seconds begin at `begin`. After three minutes it returns nevertheless, and the timeline gets an event that says
+    /// so.
     pub fn settle(&self, begin: Instant, timeline: &mut Timeline) -> anyhow::Result<()> {
         if let Self::Off = self {
             return Ok(());
@@ -193,7 +196,7 @@ impl Merger {
         Ok(())
     }
 
-    /// Frames that members of two groups map, at this moment.
+    /// Number of frames that members of two groups map at this moment.
     pub fn cross_group_frames(&self) -> anyhow::Result<u64> {
         let engine = match self {
             Self::Off => bail!("nobody merges: there is nothing to audit"),
@@ -210,12 +213,13 @@ impl Merger {
         Ok(audit::take(&[engine]).context("cannot audit page frames")?.cross_group_frames)
     }
 
-    /// The process that keeps the pool of a group, if there is one.
+    /// Process id of the worker, which holds the pool of a group; `None` if it does not run or Pagefold is not the
+    /// merger.
     pub fn worker_of(&self, group: &str) -> anyhow::Result<Option<u32>> {
         if let Self::Fold(folding) = self { folding.worker_of(group) } else { Ok(None) }
     }
 
-    /// Sets the greatest number of pages that a group of Pagefold's fingerprints a second.
+    /// Sets how many pages a group may fingerprint a second. Pagefold must be the merger.
     pub fn set_scan_rate(&self, group: &str, pages_per_s: u32) -> anyhow::Result<()> {
         match self {
             Self::Fold(folding) => folding.set_scan_rate(group, pages_per_s),
@@ -223,7 +227,7 @@ impl Merger {
         }
     }
 
-    /// Pages that the members of a group of Pagefold's have fingerprinted so far.
+    /// Pages that the members of a group have fingerprinted so far. Pagefold must be the merger.
     pub fn hashed_pages(&self, group: &str) -> anyhow::Result<u64> {
         match self {
             Self::Fold(folding) => folding.hashed_pages(group),
@@ -237,12 +241,12 @@ impl Merger {
     }
 }
 
-/// Whether the saved pages did not grow in a span of so many seconds. If ksmd is the merger, it must have made so many
-/// full rounds in that span. The looks are seconds, saved pages, and full rounds.
+/// Whether the saved pages have not grown for `span_s` seconds. If ksmd is the merger, it must also have made
+/// `wanted_rounds` full rounds in that time. Each look has the seconds, the saved pages, and ksmd's full rounds.
 fn is_settled(looks: &[(f64, u64, Option<u64>)], span_s: f64, wanted_rounds: u64) -> bool {
     let Some(last) = looks.last() else { return false };
     let span_ago = |l: &&(f64, u64, Option<u64>)| l.0 <= last.0 - span_s;
-    // The latest look that is long enough ago, in time and in rounds.
+    // The latest look that lies far enough back, in seconds and in rounds.
     let rounds_ago =
         |l: &&(f64, u64, Option<u64>)| last.2.zip(l.2).is_none_or(|(now, then)| now >= then + wanted_rounds);
     let Some(before) = looks.iter().rev().filter(span_ago).find(rounds_ago) else { return false };

@@ -1,15 +1,16 @@
-//! The party that pays for processor time: that of the control group in which it is spent, in the tree that accounts it.
+//! Who pays for processor time: the party whose processes are in the control group in which it is spent, in the
+//! hierarchy that accounts processor time.
 
 use act::CgroupHome;
 use anyhow::Context;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The party in whose control groups processor time is spent.
+/// A party that pays for processor time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Payer {
-    /// A group, by its name.
+    /// A trust group, by its name.
     Group(String),
-    /// The host, for all groups together.
+    /// No group: the host pays, for all groups together.
     Nobody,
 }
 
@@ -18,27 +19,27 @@ pub enum Payer {
 pub struct Cpu(pub BTreeMap<Payer, f64>);
 
 impl Cpu {
-    /// All of it.
+    /// The processor time of all payers together.
     pub fn total(&self) -> f64 {
         self.0.values().sum()
     }
 
-    /// The part of one payer.
+    /// Processor time for which this party pays.
     pub fn of(&self, payer: &Payer) -> f64 {
         self.0.get(payer).copied().unwrap_or(0.0)
     }
 
-    /// The time since an earlier look.
+    /// The time that was spent since an earlier reading.
     pub fn since(&self, before: &Self) -> Self {
         Self(self.0.iter().map(|(payer, time)| (payer.clone(), time - before.of(payer))).collect())
     }
 }
 
-/// Control groups, and whose processes are in them.
+/// Control groups by path, each with the parties whose processes are in it.
 pub struct Payers(BTreeMap<String, BTreeSet<Payer>>);
 
 impl Payers {
-    /// Looks where processes are that belong to these parties. One that has ended is nowhere.
+    /// Finds the control groups in which these parties' processes are. Processes that have ended are left out.
     pub fn of(processes: &[(u32, Payer)]) -> Self {
         let mut all: BTreeMap<String, BTreeSet<Payer>> = BTreeMap::new();
         for (pid, payer) in processes {
@@ -49,7 +50,8 @@ impl Payers {
         Self(all)
     }
 
-    /// The payer of what a process uses: the party whose processes alone are in its control group. Everybody is in the root.
+    /// The party that pays for a process: the only party with processes in its control group. In the root group, where
+    /// processes of all are, nobody does.
     ///
     /// # Errors
     /// The process has ended.
@@ -66,14 +68,14 @@ impl Payers {
     }
 }
 
-/// The control group by which a process's time is accounted.
+/// Path of the control group by which a process's processor time is accounted.
 fn cgroup_of(pid: u32) -> anyhow::Result<String> {
     let path = format!("/proc/{pid}/cgroup");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     accounted_in(&text).with_context(|| format!("{path} has no control group that accounts processor time"))
 }
 
-/// The path in the tree of `cpuacct`; without such a tree, in that of version 2.
+/// The path of the `cpuacct` hierarchy in the text of `/proc/PID/cgroup`; without such a hierarchy, that of version 2.
 fn accounted_in(text: &str) -> Option<String> {
     let trees = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of = |wanted: fn(&str) -> bool| trees.clone().find(|(controllers, _)| wanted(controllers));
@@ -81,11 +83,12 @@ fn accounted_in(text: &str) -> Option<String> {
     found.map(|(_, path)| path.to_owned())
 }
 
-/// A control group for the guests of each group, as operators have them. Dropping it removes those that are empty.
+/// A control group for each trust group, into which its guests are put, as operators do. Dropping this removes those
+/// that are empty.
 pub struct Homes(Vec<(String, CgroupHome)>);
 
 impl super::Rig {
-    /// Makes them.
+    /// Makes a control group for each of these trust groups.
     ///
     /// # Errors
     /// The host has no control groups, or lets none be made.
@@ -104,7 +107,7 @@ impl super::Rig {
 }
 
 impl Homes {
-    /// Moves a process into that of its group.
+    /// Moves a process into the control group of its trust group.
     ///
     /// # Errors
     /// The process has ended, or the host forbids it.

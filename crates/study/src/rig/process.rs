@@ -1,4 +1,5 @@
-//! Processes of ours whose memory is merged: they do what they are asked, a line of JSON for each line of words.
+//! Processes of a study whose memory is merged, and that answer requests: each line of words is answered by a line of
+//! JSON.
 
 use super::{Merger, program};
 use anyhow::{Context, bail};
@@ -8,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A running process. Dropping it ends it.
+/// A running process that answers requests. Dropping it ends it.
 pub struct Asked {
     child: Child,
     input: Option<ChildStdin>,
@@ -20,18 +21,18 @@ impl Asked {
     /// there.
     ///
     /// # Errors
-    /// It does not start.
+    /// The process does not start.
     pub fn start(merger: &mut Merger, (group, name): (&str, &str), args: &[&str]) -> anyhow::Result<Self> {
         let asked = Self::spawn(merger.command(group, name)?, name, args)?;
         merger.meet(&[(asked.pid(), group.to_owned())])?;
         Ok(asked)
     }
 
-    /// Starts it as a member of nothing, and waits until its memory is there. Pagefold may attach to it later. Its program is a link in
-    /// this directory.
+    /// Starts the process as no member, and waits until its memory is filled. Pagefold may attach to it later. Its
+    /// program is a link in this directory.
     ///
     /// # Errors
-    /// It does not start.
+    /// The process does not start.
     pub fn start_alone(dir: &Path, name: &str, args: &[&str]) -> anyhow::Result<Self> {
         Self::spawn(named(dir, name, &program()?)?, name, args)
     }
@@ -48,12 +49,12 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Its process id.
+    /// Id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Asks, and returns the answer.
+    /// Sends a request, and returns the answer.
     ///
     /// # Errors
     /// The process has ended.
@@ -78,8 +79,8 @@ impl Drop for Asked {
     }
 }
 
-/// The beginning of a command for a program under another name, which is a link in a directory. Pagefold attaches to no process with a
-/// thread named `pagefold`, as its agent's is.
+/// The beginning of a command for a program that runs under another name, by a link in a directory. Pagefold attaches
+/// to no process with a thread named `pagefold`, because that is the name of its agent's thread.
 fn named(dir: &Path, name: &str, program: &Path) -> anyhow::Result<Command> {
     let link = dir.join(name);
     match symlink(program, &link) {
@@ -102,7 +103,7 @@ mod tests {
         for turn in 0..2 {
             let mut command = named(dir.path(), "doubles", Path::new("/bin/sleep")).unwrap();
             let mut child = command.arg("60").spawn().unwrap();
-            // The kernel names it a moment after the program was executed.
+            // The name changes a moment after the process has executed the program.
             let name = || fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap();
             let until = Instant::now() + Duration::from_secs(10);
             while name() != "doubles\n" {

@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_secs(60);
 /// Time limit of a command inside a guest.
 const COMMAND: Duration = Duration::from_secs(60);
-/// Time without progress after which a balloon is taken to have arrived.
+/// A balloon counts as having reached its size when it makes no progress for this time: 3 s.
 const BALLOON: Duration = Duration::from_secs(3);
-/// Time for a guest's first operation of its load.
+/// Time limit for a guest to do the first operation of a load.
 const FIRST: Duration = Duration::from_secs(120);
 /// Time limit of a command that is a load.
 const LOAD: Duration = Duration::from_secs(180);
 
-/// Guests that a recipe wants.
+/// A request for guests.
 #[derive(Clone, Debug)]
 pub struct VmsWanted {
-    /// How many.
+    /// Number of guests.
     pub guests: usize,
     /// Number of the first saved guest: other numbers are other boots.
     pub first: usize,
-    /// Memory of each.
+    /// Memory of each guest.
     pub memory_bytes: u64,
     /// Groups among which they are divided evenly.
     pub groups: Vec<String>,
@@ -41,9 +41,9 @@ pub struct VmsWanted {
 /// The image, kernel and devices of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct System {
-    /// Its image.
+    /// Image of the guest.
     pub image: Image,
-    /// The Debian suite whose kernel it boots; `None` for the newest one that is installed here.
+    /// The Debian suite whose kernel the guest boots; `None` for the newest kernel that is installed on this host.
     pub kernel_of: Option<&'static str>,
     /// Words added to QEMU's command line.
     pub devices: &'static [&'static str],
@@ -52,7 +52,7 @@ pub struct System {
 impl System {
     /// Debian with MariaDB and Apache.
     pub const DEBIAN: Self = Self { image: Image::Debian, kernel_of: None, devices: &[] };
-    /// The same with a balloon.
+    /// `Self::DEBIAN` with a balloon.
     pub const BALLOONED: Self = Self { devices: &["-device", "virtio-balloon-pci"], ..Self::DEBIAN };
     /// A kernel and busybox.
     pub const TINY: Self = Self { image: Image::Tiny, kernel_of: None, devices: &[] };
@@ -66,10 +66,10 @@ pub struct Vms {
 }
 
 impl Rig {
-    /// Restores guests for a merger, and waits until they are idle and its members.
+    /// Restores guests for a merger, and waits until they are idle, and members of the merger.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A guest does not come up.
     pub fn vms(&mut self, wanted: &VmsWanted, merger: &mut Merger) -> anyhow::Result<Vms> {
         self.labs += 1;
         let dir = self.dir().join(format!("lab-{}", self.labs));
@@ -84,7 +84,7 @@ impl Vms {
     /// Restores further guests.
     ///
     /// # Errors
-    /// They do not come up.
+    /// A guest does not come up.
     pub fn add(&mut self, rig: &Rig, wanted: &VmsWanted, merger: &mut Merger) -> anyhow::Result<()> {
         let System { image, kernel_of, devices } = wanted.system;
         let kernel = kernel_of.map(|suite| lab::kernel_of_suite(&rig.cache, suite)).transpose()?;
@@ -112,10 +112,10 @@ impl Vms {
         Ok(())
     }
 
-    /// Waits until all are idle.
+    /// Waits until all guests are idle.
     ///
     /// # Errors
-    /// They are not, after a minute.
+    /// The guests are not idle after a minute.
     pub fn settle(&self) -> anyhow::Result<()> {
         let settled = self.lab.settle(Idle::default(), SETTLE, &|_| {})?;
         if !settled.idle {
@@ -124,12 +124,12 @@ impl Vms {
         Ok(())
     }
 
-    /// Their processes.
+    /// Process ids of the guests' QEMUs.
     pub fn pids(&self) -> Vec<u32> {
         self.guests.iter().filter_map(|guest| guest.pid).collect()
     }
 
-    /// Plugs a disk into some guests, which is a file of the host's that it does not cache.
+    /// Plugs a disk into some guests: a file of the host, of which the host caches nothing.
     ///
     /// # Errors
     /// QEMU refuses, or the guest does not see it within a minute.
@@ -147,7 +147,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Sets the sizes of guests with balloons, in their order.
+    /// Sets the sizes of the guests' balloons, in bytes of memory left to each guest, in their order.
     ///
     /// # Errors
     /// QEMU does not answer, or has no balloon.
@@ -158,8 +158,8 @@ impl Vms {
         Ok(())
     }
 
-    /// Sets the sizes of guests with balloons, in their order, and waits until each has its own, or comes no nearer to it. Returns
-    /// the sizes that they have.
+    /// Sets the sizes of guests by their balloons, in their order. Waits until each guest has its size, or comes no
+    /// nearer to it. Returns the sizes that they have.
     ///
     /// # Errors
     /// QEMU does not answer, or has no balloon.
@@ -176,7 +176,7 @@ impl Vms {
         Ok(sizes)
     }
 
-    /// The sizes of guests with balloons, by their drivers.
+    /// The sizes of the guests, as their balloon drivers report them.
     ///
     /// # Errors
     /// QEMU does not answer, or has no balloon.
@@ -191,7 +191,7 @@ impl Vms {
     /// Runs a shell command in some guests, and returns what each printed.
     ///
     /// # Errors
-    /// It fails in one of them.
+    /// The command fails in a guest.
     pub fn tell<'a>(
         &'a self,
         guests: impl IntoIterator<Item = &'a Guest>,
@@ -203,29 +203,30 @@ impl Vms {
     /// Runs a load in all guests at the same time, and waits for its end.
     ///
     /// # Errors
-    /// It fails in one of them.
+    /// The load fails in a guest.
     pub fn run(&self, load: Timed, seconds: u32) -> anyhow::Result<Vec<Speed>> {
         run(&self.guests, load, seconds)
     }
 
-    /// Runs a load in all guests at the same time, so that their emulators translate it. In a short time, a guest may not come to
-    /// the end of a first operation.
+    /// Runs a load in all guests at the same time, so that their emulators translate it. It does not matter if a guest
+    /// does not finish a single operation in this time.
     ///
     /// # Errors
-    /// It fails in one of them.
+    /// The load fails in a guest.
     pub fn run_first(&self, load: Timed, seconds: u32) -> anyhow::Result<()> {
         at_once(&self.guests, &load.script(seconds)).into_iter().try_for_each(|printed| printed.map(drop))
     }
 
-    /// Processor time of some guests so far, in seconds. Time of agents in their processes is the merger's.
+    /// Processor time that these guests have used so far, in seconds. Threads of agents in their processes are not
+    /// counted: they are the merger's.
     ///
     /// # Errors
-    /// One has ended.
+    /// A guest has ended.
     pub fn cpu_s(guests: &[Guest]) -> anyhow::Result<f64> {
         guests.iter().filter_map(|guest| guest.pid).map(of_guest).sum()
     }
 
-    /// Begins a load in some guests, and waits until each has done a first operation.
+    /// Begins a load in some guests, and waits until each guest has done an operation.
     ///
     /// # Errors
     /// A guest does not begin.
@@ -251,7 +252,7 @@ impl Vms {
 /// Runs a load in these guests at the same time, and waits for its end.
 ///
 /// # Errors
-/// It fails in one of them.
+/// The load fails in a guest.
 pub fn run(guests: &[Guest], load: Timed, seconds: u32) -> anyhow::Result<Vec<Speed>> {
     at_once(guests, &load.script(seconds)).into_iter().map(|printed| Speed::of(&printed?)).collect()
 }
@@ -265,7 +266,7 @@ fn at_once(guests: &[Guest], script: &str) -> Vec<anyhow::Result<String>> {
     })
 }
 
-/// Runs a load in these guests at the same time, and tells how many came to its end within three minutes.
+/// Runs a load in these guests at the same time. Returns how many guests finished it within three minutes.
 pub fn finishers(guests: &[Guest], load: Timed) -> usize {
     at_once(guests, &load.script(0)).iter().filter(|printed| printed.is_ok()).count()
 }
@@ -295,7 +296,7 @@ impl Speed {
 /// Runs a shell command in a guest, and returns what it printed.
 ///
 /// # Errors
-/// It fails, or takes longer than `patience`.
+/// The command fails, or takes longer than `patience`.
 pub fn tell(guest: &Guest, script: &str, patience: Duration) -> anyhow::Result<String> {
     let output = guest.exec(&["sh", "-c", script], patience)?;
     if output.status != 0 {

@@ -1,17 +1,18 @@
-//! Runs a program, and kills a process of it at one of its system calls, right before the kernel makes that.
+//! Runs a program, and kills one of its processes right before the kernel makes one of its system calls.
 //!
 //! ```text
 //! cut_off N FIRST TIMES PROGRAM [ARGUMENT...]
 //! ```
 //!
-//! The calls of the program and of all its descendants are counted. The first that counts is one of number FIRST (56 is `clone`), when that
-//! is made for the time of number TIMES. At the Nth, the process that is about to make it is killed.
+//! System calls of the program and of all its descendants are counted. Counting begins with a call of number FIRST (56
+//! is `clone`): the first such call if TIMES is 1, the second if it is 2. The process that is about to make the Nth
+//! counted call is killed.
 //!
-//! Once all have ended, it writes a line to standard error. It says how many calls were counted, at which one a process was killed (`null`
-//! if none was), and whether that was the program itself.
+//! When all processes have ended, this program writes a line to standard error. It says how many calls were counted,
+//! before which call a process was killed (`null` if none was), and whether that process was PROGRAM itself.
 //!
-//! Each call waits for this program (a filter with `SECCOMP_RET_USER_NOTIF`). So nobody traces the program, which may be traced by
-//! processes of its own.
+//! A seccomp filter (`SECCOMP_RET_USER_NOTIF`) makes each call wait for this program. No process has to trace PROGRAM,
+//! so that its own processes may trace each other.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -21,7 +22,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The descriptor by which the program's calls are heard of, in the program.
+/// Number of the seccomp notification descriptor in the program.
 const LISTENER: i32 = 3;
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`.
 const RECEIVE: libc::Ioctl = 0xc050_2100;
@@ -29,9 +30,10 @@ const SEND: libc::Ioctl = 0xc018_2101;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
 const CONTINUE: u32 = 1;
 
-/// Has another process hear of all calls of this one, from here on.
+/// Installs a filter that makes all system calls of this process wait for the reader of the notification descriptor.
 fn have_calls_heard_of() -> io::Result<()> {
-    // SAFETY: `Command` marks these to be closed in a moment, and misses none.
+    // SAFETY: these descriptors are closed when the program is executed, in a moment, and `Command` needs none until
+    // then.
     unsafe { libc::syscall(libc::SYS_close_range, LISTENER, u32::MAX, 0) };
     let mut code = [libc::sock_filter { code: 6, jt: 0, jf: 0, k: libc::SECCOMP_RET_USER_NOTIF }];
     let filter = libc::sock_fprog { len: 1, filter: code.as_mut_ptr() };
@@ -52,7 +54,8 @@ fn listener_of(process: Pid) -> io::Result<OwnedFd> {
     }
 }
 
-/// The next call: its id, its thread, its number. `None`: it is given up.
+/// The next system call that waits: id of the notification, thread, and number of the call. `None` if its thread has
+/// ended meanwhile.
 fn receive(listener: &OwnedFd) -> Option<(u64, i32, i32)> {
     // SAFETY: all bits zero are such a structure, which the kernel asks for.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };

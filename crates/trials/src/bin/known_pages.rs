@@ -125,7 +125,7 @@ fn serve_faults_badly(area: &Area) {
         let content = Box::new([7_u64; PAGE / 8 * 2]);
         let from = (content.as_ptr() as u64).next_multiple_of(PAGE as u64);
         for n in (0..pages as u64).cycle() {
-            // A page that is already there stays.
+            // The call fails if the page is there already.
             let _ = uffd_ioctl(fd, UFFDIO_COPY, [start + n * PAGE as u64, from, PAGE as u64, DONTWAKE, 0]);
         }
     });

@@ -1,5 +1,5 @@
-//! The ticker inside a guest of QEMU, beside a guest alike. It is measured by the guest's clock, and each second's ticks are
-//! noted by when the host asked for them.
+//! The ticker inside a guest of QEMU; a second guest like it runs beside. Ticks are measured by the guest's clock, of
+//! which the host knows only when it asked for each second of ticks.
 
 use super::Load;
 use super::ticker::{SOURCE, TICK_BYTES, numbers};
@@ -19,17 +19,17 @@ use std::time::Duration;
 const RAM_BYTES: u64 = 128 << 20;
 /// Time limit for a command in a guest.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Command that prints a program packed, in lines that fit into a request each.
+/// Shell command that compresses a program into lines of base64. Each is short enough for one request to the guest.
 const PACK: &str = "gzip -9 <\"$1\" | base64 -w 24000";
-/// Ticks that a guest is asked for at once: a second of them.
+/// Ticks that the guest is asked for at a time: a second of them.
 const TICKS: &str = "1000";
 
-/// A lab whose guests end with it.
+/// A lab that ends its guests when it is dropped.
 struct Ending(Lab);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // The guardian ends them otherwise.
+        // Where this fails, the guardian ends the guests.
         let _ = self.0.down();
     }
 }
@@ -68,7 +68,7 @@ fn tell(guest: &Guest, words: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(said.stdout)
 }
 
-/// Puts a program into the guest, packed and part by part.
+/// Copies a program into the guest, compressed and line by line.
 fn put(guest: &Guest, program: &Path) -> anyhow::Result<()> {
     let packed = Command::new("sh").args(["-c", PACK, "sh"]).arg(program).output().context("cannot run sh")?;
     ensure!(packed.status.success(), "cannot pack a program: {}", String::from_utf8_lossy(&packed.stderr).trim());
@@ -78,14 +78,15 @@ fn put(guest: &Guest, program: &Path) -> anyhow::Result<()> {
     tell(guest, &["sh", "-c", "base64 -d </packed | gunzip >/ticker && chmod 755 /ticker"]).map(drop)
 }
 
-/// Has the guest tick until the load ends.
+/// Has the guest tick, a second at a time, until the load ends.
 fn tick(guest: &Guest, samples: &Samples) -> anyhow::Result<()> {
     while !samples.is_over() {
         let asked_ns = now_ns();
         let ticks = tell(guest, &["/ticker", "4", TICKS, "-"])?;
         let ticks: Vec<_> = ticks.as_chunks::<TICK_BYTES>().0.iter().map(|tick| numbers(*tick)).collect();
         let (first_ns, _) = *ticks.first().context("the ticker is silent")?;
-        // The guest's clock is another one.
+        // The guest's clock does not show the host's time: the first tick of each second counts as due when the host
+        // asked for it.
         ticks.iter().for_each(|(due_ns, took_ns)| samples.add(asked_ns + due_ns.saturating_sub(first_ns), *took_ns));
     }
     Ok(())

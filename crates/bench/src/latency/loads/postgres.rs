@@ -1,4 +1,5 @@
-//! PostgreSQL: transactions of pgbench at a fixed rate, by its own log. It times them from when they were due.
+//! PostgreSQL: pgbench asks for transactions at a fixed rate. Its log tells when each was due and how long it took from
+//! then on.
 
 use super::{Kind, Load, Member};
 use crate::latency::client::Client;
@@ -17,15 +18,16 @@ pub const POSTGRES: Kind = Kind {
     is_usual: false,
     rate: 100,
     members: &[Member::Started, Member::Attached],
-    // Its children have little that rests and is there twice.
+    // Processes of connections are forked from the server and have little memory that is equal to other memory and
+    // stays so.
     floor: 0,
     needs: &[("pgbench", "postgresql-client-common")],
     begin,
 };
 
-/// Interval between two looks at the log: 50 ms.
+/// Interval between two reads of the log: 50 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Longest time by which a transaction is noted after one that was due later: 1 s.
+/// Longest time by which a transaction may come in the log after one that was due later: 1 s.
 const LATE: Duration = Duration::from_secs(1);
 
 fn begin(scene: &Scene) -> anyhow::Result<Load> {
@@ -45,7 +47,7 @@ fn begin(scene: &Scene) -> anyhow::Result<Load> {
     Ok(Load { client, pid: running.pid(), _programs: Box::new((asking, running)) })
 }
 
-/// The log of pgbench, whose name ends in its process id.
+/// The log file of pgbench, whose name ends in pgbench's process id. `None` while there is none.
 fn log_of(prefix: &Path) -> Option<PathBuf> {
     let name = prefix.file_name()?.to_str()?;
     let entries = fs::read_dir(prefix.parent()?).ok()?;
@@ -58,7 +60,7 @@ fn follow(log: File, samples: &Samples) -> anyhow::Result<()> {
     let ahead_ns = in_ns(clock_gettime(ClockId::Realtime)).saturating_sub(now_ns());
     let (mut reader, mut line) = (BufReader::new(log), String::new());
     while !samples.is_over() {
-        // Of a line that is not whole yet, the rest is read later.
+        // If the line is not complete, its rest is read the next time.
         if reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
             std::thread::sleep(LOOK_EVERY);
             continue;
@@ -70,7 +72,8 @@ fn follow(log: File, samples: &Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When a transaction ended by the wall clock, and how long it took since it was due, in nanoseconds.
+/// From a line of the log, in nanoseconds: when a transaction ended by the wall clock, and how long it took from when
+/// it was due.
 fn transaction(line: &str) -> anyhow::Result<(u64, u64)> {
     let numbers: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     ensure!(numbers.len() >= 6, "pgbench notes {line:?}");

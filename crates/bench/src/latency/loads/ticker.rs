@@ -1,4 +1,4 @@
-//! A program that wakes each millisecond.
+//! A program that sleeps until the next millisecond, again and again, and tells how late it woke.
 
 use super::{Kind, Load, Member, guest_ticker};
 use crate::compiled::compiled;
@@ -21,9 +21,9 @@ pub const TICKER: Kind = Kind {
     begin,
 };
 
-/// Its source.
+/// Source of the ticker, in C.
 pub const SOURCE: &str = include_str!("ticker.c");
-/// Bytes of a tick: when it was due, and how long it took.
+/// Bytes that the ticker writes for each tick: when it was due, and how long it took.
 pub const TICK_BYTES: usize = 16;
 
 fn begin(scene: &Scene) -> anyhow::Result<Load> {
@@ -45,7 +45,7 @@ fn begin(scene: &Scene) -> anyhow::Result<Load> {
     };
     let (servers, mut streams): (Vec<_>, Vec<_>) =
         NAMES.map(start).into_iter().collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
-    // The other one ticks too, and nobody notes it.
+    // Both tickers run; the second one's ticks are read and not kept.
     let (first, other) = (streams.remove(0), streams.remove(0));
     let mut client = Client::default();
     for stream in [&first, &other] {
@@ -57,7 +57,7 @@ fn begin(scene: &Scene) -> anyhow::Result<Load> {
     Ok(Load { client, pid, _programs: Box::new(servers) })
 }
 
-/// Reads a ticker's ticks until it ends.
+/// Reads the ticks of a ticker until it ends, and keeps them in `samples`, if given.
 fn listen(stream: &UnixStream, samples: Option<&Samples>) -> anyhow::Result<()> {
     let (mut reader, mut tick) = (BufReader::new(stream), [0; TICK_BYTES]);
     loop {
@@ -69,7 +69,7 @@ fn listen(stream: &UnixStream, samples: Option<&Samples>) -> anyhow::Result<()> 
     }
 }
 
-/// When a tick was due, and how long it took, in nanoseconds.
+/// From the bytes of a tick, in nanoseconds: when it was due, and how long it took.
 pub fn numbers(tick: [u8; TICK_BYTES]) -> (u64, u64) {
     let both = u128::from_le_bytes(tick);
     (both as u64, (both >> 64) as u64)

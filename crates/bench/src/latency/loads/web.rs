@@ -1,4 +1,4 @@
-//! nginx, which is asked for a file of 8 KiB.
+//! nginx: each request asks for the same file of 8 KiB.
 
 use super::{Kind, Load, Member};
 use crate::latency::client::Client;
@@ -14,7 +14,7 @@ pub const WEB: Kind = Kind {
     is_usual: false,
     rate: 1000,
     members: &[Member::Started, Member::Attached],
-    // It has little memory of its own.
+    // nginx has little memory of its own that could be folded.
     floor: 0,
     needs: &[("nginx", "nginx-light")],
     begin,

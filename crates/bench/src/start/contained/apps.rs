@@ -11,19 +11,19 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The program, in Python.
+/// Source of the program, in Python.
 const PROGRAM: &str = include_str!("zygote.py");
-/// Data that the program has loaded: 64 MiB, in pages.
+/// Memory that the program fills when it starts: 64 MiB, in pages.
 const DATA_PAGES: usize = 1 << 14;
-/// Interval between two looks: 2 ms.
+/// Interval between two checks while something is waited for: 2 ms.
 const LOOK: Duration = Duration::from_millis(2);
 /// Longest time for a container to be ready, or to end: 120 s.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The interpreter's own path. A wrapper of that name need not work in a container.
+/// Path of the Python interpreter itself. On some hosts, `python3` is a wrapper that does not work in a container.
 ///
 /// # Errors
-/// There is none.
+/// There is no interpreter.
 pub fn interpreter() -> anyhow::Result<PathBuf> {
     let said = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).stderr(Stdio::null()).output();
     let path = said.ok().filter(|said| said.status.success()).and_then(|said| String::from_utf8(said.stdout).ok());
@@ -31,7 +31,7 @@ pub fn interpreter() -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(path.ok_or_else(lacks)?.trim()))
 }
 
-/// A zygote and the containers that it has forked. All end with this.
+/// A zygote, and the containers that it has forked. Dropping this ends them.
 pub struct Zygote {
     program: Child,
     /// The zygote, and the first process of each container.
@@ -41,10 +41,10 @@ pub struct Zygote {
 }
 
 impl Zygote {
-    /// Starts the program, and has it fork so many containers once it is warm.
+    /// Starts the program, and has it fork `count` containers once it is warmed up.
     ///
     /// # Errors
-    /// It fails, or may not make namespaces.
+    /// The program fails, or may not make namespaces.
     pub fn start(python: &Path, count: u32) -> anyhow::Result<Self> {
         let mut program = Command::new(python)
             .args(["-c", PROGRAM, &count.to_string(), &DATA_PAGES.to_string()])
@@ -72,7 +72,7 @@ impl Zygote {
 impl Drop for Zygote {
     fn drop(&mut self) {
         let processes: Vec<ProcessId> = self.pids.iter().filter_map(|pid| ProcessId::of(*pid).ok()).collect();
-        // They end with their input.
+        // The zygote and its containers end when the zygote's input closes.
         drop(self.program.stdin.take());
         let begin = Instant::now();
         let _ = self.program.wait();
@@ -82,7 +82,7 @@ impl Drop for Zygote {
     }
 }
 
-/// Containers of the same program that LXC has started on the host's root. All end with this.
+/// Containers that LXC has started on the host's root, with the same program. Dropping this ends them.
 pub struct Lxc {
     dir: PathBuf,
     containers: Vec<(String, Child)>,
@@ -93,10 +93,10 @@ pub struct Lxc {
 }
 
 impl Lxc {
-    /// Starts so many containers, all at the same time.
+    /// Starts `count` containers at the same time.
     ///
     /// # Errors
-    /// There is no LXC, or a container does not come up.
+    /// LXC is not installed, or a container does not come up.
     pub fn start(python: &Path, count: u32, dir: &Path, guardian: &mut Guardian) -> anyhow::Result<Self> {
         let mut lxc = Self { dir: dir.join("lxc"), containers: Vec::new(), pids: Vec::new(), all_answered_s: 0.0 };
         let begin = Instant::now();
@@ -144,7 +144,7 @@ impl Drop for Lxc {
     fn drop(&mut self) {
         for (name, monitor) in &mut self.containers {
             let _ = Command::new("lxc-stop").args(["--kill", "-n", name, "-P"]).arg(&self.dir).status();
-            // It has ended, or the guardian ends it.
+            // If a container does not end here, the guardian ends it.
             let begin = Instant::now();
             while monitor.try_wait().is_ok_and(|status| status.is_none()) && begin.elapsed() < PATIENCE {
                 sleep(LOOK);

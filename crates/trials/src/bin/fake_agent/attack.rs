@@ -1,4 +1,4 @@
-//! Attacks on a socket by a process that goes on with them until it ends, each by a thread of its own.
+//! Attacks on a socket. Each runs in a thread of its own until the process ends.
 //!
 //! | kind | is |
 //! |---|---|
@@ -17,17 +17,18 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Connections of an attacking thread at the same time.
+/// Most connections that an attacking thread has open at the same time.
 const MOST_OPEN: usize = 64;
-/// Frames over one connection.
+/// Number of frames that an attack sends over one connection.
 const FRAMES: usize = 256;
-/// Time to wait where a socket takes nothing at the moment: 1 ms.
+/// Pause after a socket has taken nothing: 1 ms.
 const FULL: Duration = Duration::from_millis(1);
 
-/// Connections that a sink accepts in 50 ms, as the service does at sockets for everybody.
+/// Most connections that a sink accepts in 50 ms: as many as the service accepts at sockets that everybody may use.
 const SINK_PACE: usize = 4;
 
-/// Listens at a path, and closes what it accepts, until this process ends: in the place of a service that an attack is meant for.
+/// Listens at a path, and closes each connection that it accepts, until this process ends. It takes the place of a
+/// service, to find out what an attack itself costs.
 pub fn sink(path: &str) -> Result<(), String> {
     let listener = SeqpacketListener::bind(Path::new(path), Files::Refused).map_err(|e| e.to_string())?;
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).map_err(|e| e.to_string())?;
@@ -45,8 +46,8 @@ pub fn sink(path: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Listens at a path in the place of a worker, until this process ends. It reads what members send, a frame of each in turn, and does
-/// nothing with it. It hangs up on those who send what is no message.
+/// Listens at a path in the place of a worker, until this process ends. It reads the members' messages, one of each in
+/// turn, and does nothing with them. It closes connections over which something comes that is no message.
 pub fn drain(path: &str) -> Result<(), String> {
     let listener = SeqpacketListener::bind(Path::new(path), Files::Refused).map_err(|e| e.to_string())?;
     thread::spawn(move || {
@@ -71,7 +72,7 @@ pub fn drain(path: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Begins an attack, which ends with this process.
+/// Begins an attack of this kind on the socket at this path. It goes on until this process ends.
 pub fn begin(kind: &str, path: &str) -> Result<(), String> {
     if !["junk", "knock", "stare", "ask", "prove", "hello", "spin"].contains(&kind) {
         return Err(format!("no kind of attack: {kind}"));
@@ -92,7 +93,7 @@ fn go_on(kind: &str, path: &str) {
             let _ = crate::prove(path);
         }
         let Ok(socket) = Seqpacket::connect(Path::new(path)) else {
-            // A stream, or no place is free.
+            // The socket takes streams, or its queue is full: sends the bytes over a stream.
             let _ = UnixStream::connect(path).and_then(|mut stream| stream.write_all(&bytes(&mut random)));
             thread::sleep(FULL);
             continue;
@@ -110,7 +111,7 @@ fn go_on(kind: &str, path: &str) {
     }
 }
 
-/// The next frame of an attack.
+/// The next frame that an attack of this kind sends.
 fn frame(kind: &str, random: &mut u64) -> Vec<u8> {
     let mut frame = Vec::new();
     match kind {

@@ -1,4 +1,4 @@
-//! Files whose `close` does not return, and sending them to a process that has to close them.
+//! Files whose `close` does not return in time. They are sent to a process, which then has to close them.
 
 #[path = "../held_pages/fuse.rs"]
 #[expect(dead_code, reason = "another program reads this file system")]
@@ -16,18 +16,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Argument by which this program serves the file system.
+/// Argument with which this program serves the FUSE file system.
 pub const SERVE: &str = "--serve-file";
-/// The same, where nothing is answered but what opens the file.
+/// As `SERVE`, but no request is answered except those that open the file.
 pub const SERVE_SILENTLY: &str = "--serve-file-silently";
 /// Time for which closing a socket with unsent data waits: 60 s.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// Files to be sent.
+/// Files that are to be sent.
 pub enum Files {
     /// A file whose server never answers that it was closed.
     Fuse(OwnedFd),
-    /// Sockets to be made, whose peer reads nothing.
+    /// Sockets with unsent data, which are made when they are sent. Their peers read nothing.
     Linger { peers: Vec<TcpStream> },
 }
 
@@ -40,7 +40,8 @@ impl Files {
         }
     }
 
-    /// Sends a frame with `count` files over a connection. Of sockets, nobody else has another descriptor afterwards.
+    /// Sends a frame with `count` files over a connection. This process keeps no descriptor of the sockets, so the
+    /// receiver's `close` is the last one.
     pub fn send(&mut self, socket: &Seqpacket, frame: &[u8], count: usize) -> Result<(), String> {
         let mut made: Vec<OwnedFd> = Vec::new();
         let files: Vec<BorrowedFd<'_>> = match self {
@@ -55,7 +56,8 @@ impl Files {
         };
         assert!(count <= MOST_FDS, "one frame of this program's carries no more");
         let sent = socket.send(frame, &files);
-        // If the other side was faster, it is this one that waits.
+        // If the receiver has closed its descriptor already, the `close` here is the last and waits: it is done in a
+        // thread of its own.
         made.into_iter().for_each(|socket| _ = std::thread::spawn(move || drop(socket)));
         match sent {
             Ok(true) => Ok(()),
@@ -64,7 +66,7 @@ impl Files {
         }
     }
 
-    /// Whether closing this file keeps the calling thread waiting.
+    /// Whether `close` of such a file keeps the calling thread waiting.
     pub fn keep_waiting(&self) -> Result<bool, String> {
         let (file, _peer) = match self {
             Self::Fuse(file) => (file.try_clone().map_err(|e| e.to_string())?, None),
@@ -83,10 +85,10 @@ impl Files {
     }
 }
 
-/// Serves the file system with the file until the process that started this one ends.
+/// Serves the FUSE file system with the file, until the process that started this one ends.
 ///
-/// It has to be a process of its own: one that waits for its own answer cannot be killed. It has no rights, so that the
-/// end of a process without rights can end it.
+/// The server has to be a process of its own: a process that waits for an answer of its own cannot be killed. It gives
+/// up its privileges, so that it gets the death signal of an unprivileged parent.
 pub fn serve(is_silent: bool) -> Result<(), Box<dyn Error>> {
     let mount = fuse::SlowFile::mount()?;
     if is_silent {
@@ -110,7 +112,7 @@ fn open_unclosable() -> std::io::Result<File> {
     File::open(format!("/proc/{}/root/mnt/file", server.id()))
 }
 
-/// A socket with data that its peer does not take, and the peer.
+/// A socket with data that its peer does not read, and the peer.
 fn lingering() -> std::io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;

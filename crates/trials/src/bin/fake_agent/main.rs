@@ -41,7 +41,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time for the service to close a connection that it should not close.
+/// Time after which a connection that the service should not close counts as kept open: 400 ms.
 const WHILE: Duration = Duration::from_millis(400);
 /// Time limit for the service to close a connection that it does not accept, or to answer: 20 s.
 const LONG: Duration = Duration::from_secs(20);
@@ -55,7 +55,8 @@ fn connect(path: &str) -> Result<Seqpacket, String> {
     Ok(socket)
 }
 
-/// Whether a connection is open or closed after this time.
+/// `open` or `closed`: whether the other side has closed the connection by the end of this time. Frames that come
+/// meanwhile are counted.
 fn state(socket: &Seqpacket, frames: &mut usize, time: Duration) -> &'static str {
     let mut buffer = vec![0; wire::FRAME_BYTES];
     let begin = Instant::now();
@@ -100,11 +101,12 @@ fn crowd(path: &str, count: &str) -> Result<String, String> {
     while sockets.len() < count && begin.elapsed() < LONG {
         match Seqpacket::connect(Path::new(path)) {
             Ok(socket) => sockets.push(socket),
-            // The queue of connections to be accepted is full.
+            // The listener's queue of connections is full: tries again later.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    // Connections are accepted in turn: when this one was heard or refused, all those were accepted or refused.
+    // The service accepts connections in order. Once this request is answered or refused, all connections before it
+    // were accepted or refused.
     let _ = ask(path, "\"groups\"");
     let is_open = |socket: &&Seqpacket| matches!(socket.receive_bare(&mut [0; 8]), Ok(Received::Nothing));
     let (mut open, mut since, begin) = (count, Instant::now(), Instant::now());
@@ -115,7 +117,7 @@ fn crowd(path: &str, count: &str) -> Result<String, String> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // They are kept until this process ends.
+    // The connections stay open until this process ends.
     sockets.into_iter().for_each(std::mem::forget);
     Ok(open.to_string())
 }
@@ -128,7 +130,7 @@ fn prove(path: &str) -> Result<String, String> {
     Ok("ok".into())
 }
 
-/// A worker's side of the connection to a supervisor.
+/// The side of a worker in a connection to a supervisor.
 struct FakeWorker {
     listener: SeqpacketListener,
     socket: Option<Seqpacket>,
@@ -136,7 +138,7 @@ struct FakeWorker {
 
 impl FakeWorker {
     fn socket(&mut self) -> Result<&Seqpacket, String> {
-        // The last supervisor that connected is the one that counts.
+        // If several supervisors have connected, the last one counts.
         while let Some(socket) = self.listener.accept().map_err(|e| e.to_string())? {
             self.socket = Some(socket.take_files());
         }
@@ -155,7 +157,7 @@ impl FakeWorker {
     }
 }
 
-/// All that the commands work on.
+/// The state on which commands work.
 #[derive(Default)]
 struct Fake {
     socket: Option<Seqpacket>,

@@ -32,19 +32,20 @@ const OPEN_FLAGS: u32 = 1 | 1 << 5;
 const FILE_BYTES: u64 = 1 << 20;
 /// Bytes of a write's request before what is to be written: `struct fuse_in_header`, `struct fuse_write_in`.
 const WRITE_HEAD: usize = 80;
-/// Time for which the kernel need not ask about the file again, in seconds. A silent server is asked each time.
+/// Time in seconds for which the kernel may keep the name and the attributes of the file. When the server is silent, it
+/// may keep the name alone.
 const VALID_S: u64 = 3600;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Value of every byte that a read returns.
 pub const BROUGHT: u8 = 0xd1;
 
-/// Whether requests to flush, which the kernel makes when a descriptor is closed, are left without an answer.
+/// Whether `FLUSH` requests, which the kernel sends when a descriptor is closed, are left without an answer.
 static KEEPS_CLOSERS_WAITING: AtomicBool = AtomicBool::new(false);
-/// Whether nothing is answered but what opens the file.
+/// Whether all requests but those that open the file are left without an answer.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// The mounted file.
+/// The mounted file system and its file.
 pub struct SlowFile {
     path: CString,
     device: File,
@@ -84,14 +85,14 @@ impl SlowFile {
         Ok(Self { path, device, waiting, unanswered, readers, paused, written, writer: None })
     }
 
-    /// Leaves everybody without an answer who closes the file.
+    /// From here on, `FLUSH` is not answered, so that `close` of the file does not return.
     #[allow(dead_code, reason = "one of the programs that mount this file system does not call it")]
     pub fn keep_closers_waiting(&self) {
         KEEPS_CLOSERS_WAITING.store(true, Ordering::Relaxed);
     }
 
-    /// From here on, nothing is answered but what opens the file. The kernel asks about it each time, and tells when it is
-    /// closed.
+    /// From here on, only requests that open the file are answered. The kernel asks for the file's attributes each time
+    /// that they are needed, and sends `FLUSH` when the file is closed.
     #[allow(dead_code, reason = "one of the programs that mount this file system does not call it")]
     pub fn fall_silent(&self) {
         IS_SILENT.store(true, Ordering::Relaxed);
@@ -110,16 +111,18 @@ impl SlowFile {
         Ok(())
     }
 
-    /// Begins a write of a page through io_uring, and returns once the kernel keeps the request for the file system.
+    /// Begins a write of a page through io_uring, and returns once the kernel has the request in its queue for the file
+    /// system, and holds the page.
     pub fn begin_write(&mut self, page: *const u8) -> Result<(), Box<dyn Error>> {
         let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(self.path.to_str()?)?;
-        // The kernel learns that the file system answers no questions about readiness. io_uring would wait for it.
+        // The file system does not implement `POLL`, and the kernel learns that here. Otherwise io_uring would wait for
+        // an answer.
         poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&Timespec::default()))?;
-        // An agent in this process looks at files that are opened, and would wait for the file system too.
+        // An agent in this process looks at each file that is opened, and would also wait for the file system.
         std::thread::sleep(Duration::from_millis(500));
         let mut ring = IoUring::new(4)?;
         let write = opcode::Write::new(types::Fd(file.as_raw_fd()), page, PAGE_BYTES as u32).build();
-        // In a thread of the kernel's: the file system lets its callers wait.
+        // The write is made by a thread of the kernel, since the file system keeps its callers waiting.
         let write = write.flags(squeue::Flags::ASYNC);
         // SAFETY: the page may be unmapped meanwhile: the kernel holds its frame, and only reads it.
         unsafe { ring.submission().push(&write) }?;
@@ -129,13 +132,13 @@ impl SlowFile {
         if poll(&mut [PollFd::new(&self.device, PollFlags::IN)], Some(&time))? == 0 {
             return Err("the kernel has no request".into());
         }
-        // The request keeps the file open, and an agent no longer sees it.
+        // io_uring keeps the file open, and an agent does not find it among this process's descriptors.
         drop(file);
         self.writer = Some(ring);
         Ok(())
     }
 
-    /// Has the file system take the write, and returns the bytes that it was given.
+    /// Has the file system take the write. Returns the bytes that the kernel passed to it.
     pub fn take_write(&mut self) -> Result<Vec<u8>, Box<dyn Error>> {
         self.paused.store(false, Ordering::SeqCst);
         let bytes = self.written.recv_timeout(PATIENCE)?;
@@ -145,7 +148,7 @@ impl SlowFile {
         Ok(bytes)
     }
 
-    /// Answers all reads, and waits until they have ended.
+    /// Answers all reads, and waits until the callers have got the answers.
     pub fn answer_all(&mut self) -> Result<(), Box<dyn Error>> {
         for unique in self.unanswered.drain(..) {
             answer(&mut self.device, unique, &[BROUGHT; PAGE_BYTES])?;
@@ -179,8 +182,8 @@ fn attributes(node: u64) -> Vec<u8> {
     long.iter().flat_map(|n| n.to_ne_bytes()).chain(short.iter().flat_map(|n| n.to_ne_bytes())).collect()
 }
 
-/// Answers all requests but reads, whose numbers it sends to `reads`. It sends the bytes of writes to `writes`. Ends with
-/// the mount.
+/// Answers all requests, until the file system is unmounted. Requests to read are not answered: their numbers go to
+/// `reads`. The bytes of writes go to `writes`.
 fn serve(mut device: File, reads: &Sender<u64>, writes: &Sender<Vec<u8>>, paused: &AtomicBool) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     loop {

@@ -1,4 +1,5 @@
-//! Pages in the state after a fold and a write, held in every way that there is, and the prover's answers about them.
+//! Holds pages that were folded and then written, in every way that a process or the kernel can hold a page, and asks
+//! the prover about them.
 //!
 //! The program reads commands from standard input, and answers each with a line. The pages are private ones inside a
 //! private mapping of a memory file. A page's number is its place in that file. Slots are pages of another memory file.
@@ -24,7 +25,7 @@ use wire::prove::{Kind, PROVE_RANGES, Proof};
 
 type Answer = Result<String, Box<dyn Error>>;
 
-/// Number of pages.
+/// Number of pages that the program has.
 const PAGES: usize = 512;
 /// Longest time that an answer may take, also on a busy machine: 20 s.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -132,8 +133,8 @@ impl Program {
         Ok(proofs)
     }
 
-    /// Time until pages that this program no longer holds are unreferenced, in microseconds, and the number of
-    /// questions asked.
+    /// Asks until the prover calls pages free that this program has just let go. Prints how long that took, in
+    /// microseconds, and the number of questions.
     fn until_free(&mut self, first: usize, count: usize) -> Answer {
         let (began, range) = (Instant::now(), self.pages.range(first, count));
         for asked in 1.. {
@@ -156,13 +157,13 @@ impl Program {
         Ok(self.slow.as_mut().ok_or("no file")?)
     }
 
-    /// Begins a read into a page, past the page cache, from a file that answers on command.
+    /// Begins a read into a page that bypasses the page cache, from a file whose server answers only on command.
     fn read_slowly(&mut self, page: usize) -> Result<(), Box<dyn Error>> {
         let page = self.pages.page(page);
         self.slow()?.begin_read(page)
     }
 
-    /// The file of the slots, and their mapping.
+    /// The memory file whose pages are the slots, and a mapping of it as a worker has it.
     fn slots(&mut self) -> Result<&(File, Pages), Box<dyn Error>> {
         if self.slots.is_none() {
             let file = File::from(memfd_create("slots", MemfdFlags::CLOEXEC)?);
@@ -172,7 +173,7 @@ impl Program {
         Ok(self.slots.as_ref().ok_or("no slots")?)
     }
 
-    /// A mapping of the slots as members have it.
+    /// A mapping of the slots as members have it: private and not written.
     fn folded(&mut self) -> Result<Pages, Box<dyn Error>> {
         Ok(Pages::folded(&self.slots()?.0, PAGES)?)
     }
@@ -192,7 +193,7 @@ impl Program {
         Ok(digits(&proofs))
     }
 
-    /// Asks about the small pages of a transparent huge page.
+    /// Asks about the small pages that make up a transparent huge page.
     fn huge(&mut self) -> Answer {
         let huge = Pages::huge()?;
         if !huge.is_huge()? {
@@ -230,7 +231,7 @@ impl Program {
             let ring = self.pages.register(&fixed)?;
             let _pipe = self.pages.lend(&lent)?;
             self.protect(true)?;
-            // In 64 ranges, in random order.
+            // The question has 64 ranges, in random order.
             let each = PAGES / PROVE_RANGES;
             let turn = self.random(PROVE_RANGES);
             let first = |n: usize| (n * 37 + turn) % PROVE_RANGES * each;
@@ -245,7 +246,7 @@ impl Program {
                     _ => {}
                 }
             }
-            // A ring that is merely dropped releases its buffers some time later.
+            // If the ring is only dropped, the kernel unpins the buffers some time later.
             ring.submitter().unregister_buffers()?;
             asked += proofs.len();
         }
@@ -298,7 +299,7 @@ impl Program {
         Ok(format!("{cut} of {sent}"))
     }
 
-    /// Asks `questions` times without reading an answer.
+    /// Sends `questions` questions without reading an answer.
     fn flood(&mut self, questions: usize) -> Answer {
         let socket = Seqpacket::connect_to_service(&self.socket)?;
         let range = self.pages.range(0, PAGES);
@@ -322,10 +323,11 @@ impl Program {
         while self.others.len() < count && began.elapsed() < TIMEOUT {
             self.others.extend(self.connect(began));
         }
-        // Connections are accepted in turn: so all were, once one more is refused or has an answer.
+        // The prover accepts connections in order: once one more is refused or has an answer, all before it were
+        // accepted.
         let page = self.pages.range(0, 1).start.0;
         let one_more = self.connect(began).ok_or("no place in the queue")?;
-        // An error means that it is refused already.
+        // An error means that the prover has refused the connection already.
         let _ = one_more.send(&[&1_u32.to_le_bytes()[..], &page.to_le_bytes(), &1_u32.to_le_bytes()].concat(), &[]);
         while matches!(one_more.receive(&mut [0; 600], &mut Vec::new()), Ok(host::Received::Nothing)) {
             if began.elapsed() > 2 * TIMEOUT {
@@ -338,7 +340,7 @@ impl Program {
         Ok(open.to_string())
     }
 
-    /// A connection, once there is a place in the queue of those to be accepted. `None` if there is none in time.
+    /// A connection to the prover, once its queue has room. `None` if it has none within the time limit.
     fn connect(&self, began: Instant) -> Option<Seqpacket> {
         while began.elapsed() < TIMEOUT {
             match Seqpacket::connect_to_service(&self.socket) {

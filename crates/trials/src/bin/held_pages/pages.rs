@@ -1,4 +1,4 @@
-//! The pages, and ways to hold them.
+//! The program's pages, and the ways to hold them.
 
 use act::Prover;
 use host::Pagemap;
@@ -22,13 +22,13 @@ pub struct Pages {
     mapped: (*mut u8, usize),
 }
 
-/// References that a pipe holds to pages; dropped with the pipe.
+/// References to pages that a pipe holds until this is dropped.
 pub struct Lent {
     _reader: io::PipeReader,
     _writer: io::PipeWriter,
 }
 
-/// A process that shares the pages until this is dropped.
+/// A child process that shares the pages until this is dropped.
 pub struct Child(libc::pid_t);
 
 fn check(answer: libc::c_int) -> io::Result<libc::c_int> {
@@ -53,7 +53,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Maps memory that may be folded.
+    /// Maps memory that may be folded: it is advised as mergeable.
     pub fn foldable(count: usize) -> io::Result<Self> {
         let pages = Self::map(count, count, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, libc::MADV_NOHUGEPAGE)?;
         // SAFETY: the mapping just made; the advice changes no content.
@@ -118,7 +118,7 @@ impl Pages {
         Ok(!Pagemap::open(std::process::id())?.huge_ranges(range.start, range.end())?.is_empty())
     }
 
-    /// Makes a pipe refer to pages (`vmsplice`).
+    /// Puts references to pages into a pipe (`vmsplice`).
     pub fn lend(&self, pages: &[usize]) -> io::Result<Lent> {
         let (reader, writer) = io::pipe()?;
         for page in pages {
@@ -142,7 +142,7 @@ impl Pages {
         Ok(ring)
     }
 
-    /// Shares all pages with a child.
+    /// Forks a child, which shares all pages.
     pub fn fork(&self) -> io::Result<Child> {
         // SAFETY: the child only sleeps and is killed; it allocates nothing and touches no lock.
         match check(unsafe { libc::fork() })? {
@@ -173,7 +173,8 @@ impl Drop for Child {
     }
 }
 
-/// Changes this process's user, so that the kernel keeps others from looking at it. Then it connects and asks.
+/// Changes this process's user, so that the kernel no longer lets other processes read its memory. Then connects to the
+/// prover and asks.
 pub fn asks_as(socket: &Path, uid: usize) -> Result<&'static str, Box<dyn Error>> {
     let uid = libc::uid_t::try_from(uid)?;
     // SAFETY: gives up rights of the whole process.

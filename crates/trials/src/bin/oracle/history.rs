@@ -13,7 +13,7 @@ pub struct Event {
     pub way: &'static str,
     pub from: usize,
     pub pages: usize,
-    /// A detail: a content, a place, or a kind of access.
+    /// A detail of the operation: a class of content, an index, or a kind of access.
     pub detail: usize,
     /// The error number, or 0.
     pub error: i32,

@@ -104,7 +104,7 @@ fn main() {
     println!("{}", tally::line(seed, args.threads.into(), steps, began.elapsed().as_secs_f64()));
 }
 
-/// Runs the threads and watches them.
+/// Runs the threads to their end. Ends the process if one makes no step for `patience`.
 fn run(plan: &Plan, threads: usize, patience: Duration) {
     std::thread::scope(|scope| {
         let living: Vec<_> = (0..threads).map(|n| scope.spawn(move || Worker::new(plan, n).live())).collect();

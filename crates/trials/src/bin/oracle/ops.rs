@@ -19,11 +19,11 @@ use crate::sys::{self, Answer, Way};
 use crate::verdict::Wrong;
 use crate::worker::{Worker, bytes};
 
-/// The result of an operation with which nothing is wrong.
+/// How an operation ended in which nothing is wrong.
 #[derive(Clone, Copy, Debug)]
 pub enum Done {
     Yes,
-    /// The kernel refused it with this error, as it may.
+    /// The kernel refused the operation with this error, as it may.
     Refused(i32),
     /// The operation does not suit this plot.
     NotNow,
@@ -43,9 +43,9 @@ pub struct Operation {
 }
 
 const ALL: &[Way] = &Way::ALL;
-/// Ways to make a call for which the C library has no function of its own.
+/// Ways to make system calls for which the C library has no function of their own.
 const CALLS: &[Way] = &[Way::Function, Way::Raw];
-/// The one way of operations that the kernel makes by itself, on behalf of an io_uring.
+/// The one way to make operations that the kernel carries out for an io_uring.
 const RAW: &[Way] = &[Way::Raw];
 
 /// Ways to start a program: the C library's function, and instructions of this program.
@@ -123,7 +123,8 @@ pub fn map(way: Way, at: usize, pages: usize, access: Access, flags: i32) -> Ans
     unsafe { sys::call(way, libc::SYS_mmap, [at, bytes(pages), access.bits(), flags as usize, usize::MAX, 0]) }
 }
 
-/// Judges an answer of which only one value is right, but for errors that the kernel may always give.
+/// Compares the answer of a call with the only right one, an error number or 0. `tolerated` are errors that the kernel
+/// may always answer.
 pub fn judge(call: &'static str, page: usize, answer: Answer, expected: i32, tolerated: &[i32]) -> Outcome {
     match answer.err().unwrap_or(0) {
         found if found == expected => Ok(Done::Yes),
@@ -132,5 +133,5 @@ pub fn judge(call: &'static str, page: usize, answer: Answer, expected: i32, tol
     }
 }
 
-/// Errors of calls that may have to split a mapping: the kernel allows no more mappings.
+/// Errors that a call may answer if it has to split a mapping: the kernel allows no more mappings.
 pub const SPLITS: &[i32] = &[libc::ENOMEM, libc::EAGAIN];

@@ -41,7 +41,7 @@ impl Access {
     }
 }
 
-/// Other traits of a page that the kernel was told. Pages of different traits lie in different mappings.
+/// Other traits of a page, which the program has told the kernel. Pages of different traits lie in different mappings.
 pub mod traits {
     pub const LOCKED: u16 = 1;
     pub const ON_FAULT: u16 = 1 << 1;
@@ -59,9 +59,9 @@ pub mod traits {
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     class: u8,
-    /// Whether the kernel may drop its content (`MADV_FREE`), until it is written again.
+    /// Whether the kernel may drop the page's content (`MADV_FREE`): true until the page is written again.
     free: bool,
-    /// Index of the word that holds its mark.
+    /// Index of the word in which the page gets its mark.
     place: u16,
     /// Value of the mark, or 0 without one.
     mark: u64,
@@ -89,12 +89,12 @@ impl Page {
         (self.class, self.free, self.mark) = (class, false, 0);
     }
 
-    /// Whether it holds zeros because it was not written since it was mapped or discarded.
+    /// Whether the page holds zeros because it was not written since it was mapped or discarded.
     pub const fn is_untouched(&self) -> bool {
         self.class == ZERO && self.mark == 0
     }
 
-    /// Whether its content cannot be found elsewhere by chance.
+    /// Whether the page has a content that no other memory has by chance.
     pub const fn is_telling(&self) -> bool {
         !self.is_untouched() && !self.free
     }
@@ -134,7 +134,7 @@ impl Page {
 /// Greatest number of pages in a plot.
 pub const MOST: usize = 256;
 
-/// The kind of memory that a plot lies in.
+/// Where a plot's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Mapping,
@@ -147,9 +147,10 @@ pub struct Plot {
     pub kind: Kind,
     pub start: usize,
     pub pages: Vec<Page>,
-    /// Whether parts were mapped anew: the kernel may keep those in mappings of their own, whatever their traits.
+    /// Whether parts of the plot were mapped anew. The kernel may keep them in mappings of their own, even if their
+    /// traits are equal.
     pub pieced: bool,
-    /// The usual content of its first page.
+    /// Class of the usual content of its first page.
     first_class: usize,
     /// The step from which on the plot may be touched again.
     pub rests_until: u64,
@@ -159,7 +160,7 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// The model of new memory.
+    /// The model of newly mapped memory.
     pub fn fresh(kind: Kind, start: usize, pages: usize, random: &mut Random) -> Self {
         let mut plot = Self {
             kind,
@@ -192,7 +193,7 @@ impl Plot {
         self.start + page * PAGE
     }
 
-    /// Address and length in bytes.
+    /// Address and length in bytes of some pages.
     pub fn range(&self, from: usize, pages: usize) -> (usize, usize) {
         assert!(pages > 0 && from + pages <= self.len(), "{from} + {pages} of {} pages", self.len());
         (self.address(from), pages * PAGE)
@@ -206,14 +207,15 @@ impl Plot {
         &mut self.pages[from..from + pages]
     }
 
-    /// Whether these pages are one mapping to the program.
+    /// Whether the program knows these pages as one mapping: they have the same access and traits, and no part of the
+    /// plot was mapped anew.
     pub fn is_one(&self, from: usize, pages: usize) -> bool {
         let first = &self.pages[from];
         let alike = |page: &Page| page.access == first.access && page.traits == first.traits;
         !self.pieced && self.part(from, pages).iter().all(alike)
     }
 
-    /// Number of pages, from `from` on and at most `pages`, that allow this access without a gap.
+    /// Number of pages, from `from` on and at most `pages`, that all allow this access.
     pub fn usable(&self, from: usize, pages: usize, access: Access) -> usize {
         self.part(from, pages).iter().take_while(|page| page.access >= access && !page.has(traits::GONE)).count()
     }
@@ -265,7 +267,7 @@ impl Plot {
         ((self.first_class + page) % content::CLASSES) as u8
     }
 
-    /// A content for the page, most often its usual one.
+    /// Chooses the class of a new content for the page, most often its usual one.
     pub const fn choose(&self, page: usize, random: &mut Random) -> u8 {
         if random.one_in(24) { random.below(content::CLASSES) as u8 } else { self.class_of(page) }
     }

@@ -19,7 +19,7 @@ pub enum Class {
 
 const NAMES: [&str; 9] = ["access", "discard", "mapping", "protect", "lock", "advise", "fork", "brk", "uffd"];
 
-/// One word of a list: a class or operation, a way, or both.
+/// One word of `--only` or `--without`: a class or operation, a way, or both.
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     what: Option<What>,
@@ -42,7 +42,7 @@ impl Term {
     }
 }
 
-/// Parses a word of a list.
+/// Parses a word of `--only` or `--without`.
 pub fn parse(text: &str) -> Result<Term, String> {
     let class = |name: &str| NAMES.iter().position(|n| *n == name).map(What::Class);
     let what = |name: &str| class(name).or_else(|| ops::by_name(name).map(What::Operation));
@@ -90,12 +90,12 @@ impl Selection {
         self.0[operation][way as usize] && OPERATIONS[operation].ways.contains(&way)
     }
 
-    /// Whether the operation is made in any way.
+    /// Whether the operation is selected in any way.
     pub fn has(&self, operation: usize) -> bool {
         Way::ALL.into_iter().any(|way| self.allows(operation, way))
     }
 
-    /// Whether the operation with this name is made in this way.
+    /// Whether the operation with this name is selected in this way.
     pub fn allows_named(&self, name: &str, way: Way) -> bool {
         ops::by_name(name).is_some_and(|operation| self.allows(operation, way))
     }

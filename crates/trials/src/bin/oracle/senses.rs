@@ -8,7 +8,7 @@ use crate::tally::{BREAKS, CHECKED, PROBED};
 use crate::verdict::Wrong;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Files of the kernel's about this process. A forked child opens its own.
+/// Descriptors of the kernel's files about this process. A forked child opens its own.
 pub struct Senses {
     pid: usize,
     memory: i32,
@@ -21,7 +21,7 @@ pub struct Senses {
 type Bytes = [AtomicU64; WORDS];
 
 impl Senses {
-    /// Opens them, by direct system calls only.
+    /// Opens the descriptors, by direct system calls only.
     pub fn open() -> Self {
         let mut pipe = [-1; 2];
         let arguments = [(&raw mut pipe) as usize, (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize, 0, 0, 0, 0];
@@ -65,7 +65,7 @@ impl Senses {
         Ok(())
     }
 
-    /// Checks a page that may not be read, by looking at its content as a debugger does.
+    /// Checks the content of a page that may not be read through `/proc/self/mem`, as a debugger reads it.
     fn check_unreadable(&self, plot: &Plot, page: usize, random: &mut Random) -> Result<(), Wrong> {
         if random.one_in(3) {
             self.must_not_read(plot, page, Access::None.name(), random)?;
@@ -88,7 +88,8 @@ impl Senses {
         plot.pages[page].compare(&bytes).map_err(|differs| plot.differs(page, differs))
     }
 
-    /// Something else may lie at that place, but not the content that the parent has there.
+    /// Checks a page that this child did not inherit: another mapping may lie there, but not the content that the
+    /// parent has there.
     fn must_not_be_inherited(&self, plot: &Plot, page: usize) -> Result<(), Wrong> {
         let bytes: Bytes = [const { AtomicU64::new(0) }; WORDS];
         let arguments = [self.memory as usize, (&raw const bytes) as usize, PAGE, plot.address(page), 0, 0];
@@ -143,7 +144,7 @@ impl Senses {
         unsafe { sys::call(way, number, arguments) }
     }
 
-    /// Counts how many of these pages, which are about to be written, map a file.
+    /// Counts how many of these pages map a file, before they are written: these are folded, and the write breaks them.
     pub fn count_breaks(&self, plot: &Plot, from: usize, pages: usize) {
         let mut entries = [0_u64; crate::plot::MOST];
         let at = plot.address(from) / PAGE * 8;
@@ -155,13 +156,13 @@ impl Senses {
         BREAKS.fetch_add(entries[..read].iter().filter(maps_file).count() as u64, Relaxed);
     }
 
-    /// Checks that a few of these pages cannot be accessed at all, whatever their protection.
+    /// Checks for a few of these pages that no access is possible, independent of their protection.
     pub fn check_guarded(&self, plot: &Plot, from: usize, pages: usize, random: &mut Random) -> Result<(), Wrong> {
         (0..3).try_for_each(|_| self.must_not_read(plot, from + random.below(pages), "guarded", random))
     }
 
-    /// The pages of a plot that differ from the model, as a debugger sees them, for the report of a fault. Words that are
-    /// zero, and words that are as they should be, are counted.
+    /// For the report of a fault: the pages of a plot that differ from the model, as read through `/proc/self/mem`. Of
+    /// their words, those that are zero and those that are right are only counted.
     pub fn differing(&self, plot: &Plot) -> String {
         let mut text = String::new();
         for page in 0..plot.len() {

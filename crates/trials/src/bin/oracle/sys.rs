@@ -130,7 +130,7 @@ pub unsafe fn vfork_exec(path: *const libc::c_char, argv: *const *const libc::c_
     if child < 0 { Err(-child as i32) } else { Ok(child as usize) }
 }
 
-/// The id of this process, by the kernel and not by the C library's memory of it.
+/// Process id by a direct system call, and not as the C library remembers it.
 pub fn own_pid() -> usize {
     // SAFETY: takes nothing and returns a number.
     unsafe { raw(libc::SYS_getpid, [0; 6]) }.unwrap_or(0)
@@ -150,7 +150,7 @@ pub fn exit_now(code: usize) -> ! {
     }
 }
 
-/// Sleeps, even where the C library may not be used.
+/// Sleeps without the C library, which a forked child may not use.
 pub fn rest(time: std::time::Duration) {
     let time = libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     // SAFETY: reads one structure that lives; signals may end it early, which does no harm.

@@ -1,4 +1,4 @@
-//! Counts of operations, by the way they were made.
+//! Counts operations, by the way in which they were made.
 
 use crate::ops::OPERATIONS;
 use crate::sys::Way;
@@ -19,17 +19,18 @@ struct Row {
 static ROWS: [Row; MOST] =
     [const { Row { done: [const { AtomicU64::new(0) }; Way::ALL.len()], refused: AtomicU64::new(0) } }; MOST];
 
-/// Pages in mappings of a file that were written and became private.
+/// Number of pages of a file's private mapping (such as folded pages) that were written and so became private.
 pub static BREAKS: AtomicU64 = AtomicU64::new(0);
-/// Pages that were compared whole.
+/// Number of pages whose whole contents were compared with the model.
 pub static CHECKED: AtomicU64 = AtomicU64::new(0);
 /// Pages whose protection was tried.
 pub static PROBED: AtomicU64 = AtomicU64::new(0);
-/// Plots given up because another thread got their place, or the kernel allowed no more mappings.
+/// Number of plots that were given up, because another thread got their place or the kernel allowed no more mappings.
 pub static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
-/// Writes that were refused because they cannot wait for a page out of reach, and were repeated.
+/// Number of writes through `/proc/self/mem` that the kernel refused, because it cannot wait for a page there, and that
+/// were repeated.
 pub static LATE_POKES: AtomicU64 = AtomicU64::new(0);
-/// Children that ended well.
+/// Number of children that ended without a fault.
 pub static CHILDREN: AtomicU64 = AtomicU64::new(0);
 
 pub fn count_done(operation: usize, way: Way) {
@@ -51,7 +52,7 @@ fn operations() -> Map<String, Value> {
     OPERATIONS.iter().enumerate().map(|(n, operation)| (operation.name.to_owned(), row(n))).collect()
 }
 
-/// The one line that a success prints.
+/// The line of JSON that a run without faults prints.
 pub fn line(seed: u64, threads: usize, steps: u64, seconds: f64) -> Value {
     json!({
         "seed": seed,

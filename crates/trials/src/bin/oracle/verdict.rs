@@ -1,4 +1,4 @@
-//! Kinds of faults, and the end of a process with a fault.
+//! Kinds of faults, and how a process ends that finds one.
 
 use crate::history::History;
 use crate::sys;
@@ -23,7 +23,7 @@ pub enum Wrong {
 }
 
 impl Wrong {
-    /// The page concerned.
+    /// The page that the fault is about.
     pub const fn page(&self) -> usize {
         match *self {
             Self::Byte { page, .. } | Self::Answer { page, .. } | Self::Access { page, .. } => page,
@@ -55,19 +55,19 @@ pub struct Scene<'a> {
     pub start: usize,
     pub pages: usize,
     pub history: &'a History,
-    /// Its pages that differ from the model, if they could be looked at.
+    /// The pages of the plot that differ from the model, if they could be read.
     pub differing: String,
 }
 
-/// The start time and the seed of this run.
+/// When this run started, and its seed.
 static RUN: OnceLock<(Instant, u64)> = OnceLock::new();
 
-/// Records the seed. Called once.
+/// Records start and seed of the run. Called once.
 pub fn init(seed: u64) {
     let _ = RUN.set((Instant::now(), seed));
 }
 
-/// Ends the process: this plot has a fault.
+/// Ends the process with a report of the fault in this plot.
 pub fn lost(who: &str, wrong: &Wrong, scene: &Scene<'_>) -> ! {
     let Scene { start, pages, history, ref differing } = *scene;
     let at = start + wrong.page() * crate::content::PAGE;
@@ -83,7 +83,7 @@ pub fn fail(text: &str) -> ! {
     end(1, text)
 }
 
-/// Ends the process because a thread hangs.
+/// Ends the process with exit code 3, because a thread hangs.
 pub fn hangs(text: &str) -> ! {
     end(3, text)
 }
@@ -99,7 +99,7 @@ fn end(code: usize, text: &str) -> ! {
     sys::exit_now(code)
 }
 
-/// Writes to standard error without its lock.
+/// Writes to standard error without the lock of the standard library's handle.
 pub fn say(text: &str) {
     let mut rest = text.as_bytes();
     while !rest.is_empty() {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Greatest number of threads that can be watched.
 pub const THREADS: usize = 32;
 
-/// The current operation of one thread.
+/// What one thread is doing.
 pub struct Seat {
     pub tid: AtomicUsize,
     pub steps: AtomicU64,
@@ -27,7 +27,7 @@ pub struct Seat {
 
 static SEATS: [Seat; THREADS] = [const { Seat::new() }; THREADS];
 
-/// The seat of a thread.
+/// The seat that belongs to the thread with this number.
 pub fn seat(thread: usize) -> &'static Seat {
     &SEATS[thread]
 }
@@ -100,7 +100,7 @@ pub fn install() {
     }
 }
 
-/// Prints what is known without allocating, in case nothing more can be printed.
+/// Prints what is known without allocating. Printing more, which follows, may fail in the state that the process is in.
 fn say_fault(signal: usize, address: usize, tid: usize) {
     let mut out = verdict::Unbuffered;
     let _ = writeln!(out, "signal {signal} at {address:#018x} in thread {tid}");

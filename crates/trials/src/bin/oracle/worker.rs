@@ -1,4 +1,4 @@
-//! A thread with its plots. In each step it checks a plot, makes one operation on it, and checks it again.
+//! A thread and its plots. In each step it checks a plot, makes one operation on it, and checks it again.
 //!
 //! The operation follows from the seed, the thread, the number of the step, and the model. The model is the same in
 //! every run, as long as the kernel answers alike.
@@ -17,16 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// Lock of steps. Each step holds it shared; an operation that changes the plots of all threads holds it alone.
+/// Each step holds this lock shared. An operation that changes the plots of all threads holds it alone.
 static TURN: RwLock<()> = RwLock::new(());
-/// Number of times that all memory of the process was unlocked.
+/// Number of times that a thread has unlocked all memory of the process.
 pub static UNLOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// Longest rest of a plot, in steps of its thread.
+/// Most steps of its thread for which a plot is left alone after an operation.
 const LONGEST_REST: usize = 200;
-/// Longest rest of a quiet plot, in steps of its thread: long enough for its broken pages to be folded again.
+/// Most steps for which a quiet plot is left alone: long enough for its broken pages to be folded again.
 const LONGEST_OF_QUIET: usize = 5000;
-/// Share of quiet plots: 1 in 4.
+/// One in this many plots is quiet.
 const QUIET: usize = 4;
 
 /// The settings that all threads share.
@@ -40,7 +40,7 @@ pub struct Plan {
     pub plots: usize,
     pub most_pages: usize,
     pub selection: Selection,
-    /// The program's own userfaultfd.
+    /// The userfaultfd that the program has opened for itself.
     pub userfaults: Option<i32>,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Worker<'a> {
         self.menu.iter().any(|(n, _)| OPERATIONS[*n].name == name)
     }
 
-    /// Makes all steps, checks all plots, and waits for the children.
+    /// Makes all steps of the thread, checks all its plots, and waits for its children.
     pub fn live(mut self) {
         self.seat.tid.store(sys::own_tid(), Relaxed);
         self.seat.lives.store(true, SeqCst);
@@ -146,7 +146,7 @@ impl<'a> Worker<'a> {
         self.must(at, ended);
     }
 
-    /// Number of steps for which the plot rests after this step.
+    /// Number of steps for which the plot is left alone after this step.
     fn rest(&mut self, at: usize) -> usize {
         match at {
             _ if at.is_multiple_of(QUIET) => self.random.below(LONGEST_OF_QUIET),
@@ -170,7 +170,7 @@ impl<'a> Worker<'a> {
         self.menu[self.menu.partition_point(|(_, sum)| *sum <= at)].0
     }
 
-    /// Picks a plot that does not rest, or else the one whose rest ends first.
+    /// Picks a plot that is not left alone at present, or else the one whose time ends first.
     fn pick(&mut self, operation: &Operation) -> usize {
         if operation.name == "brk" {
             return self.plots.iter().position(|plot| plot.kind == Kind::Heap).unwrap_or(0);
@@ -192,7 +192,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Checks a few pages of a plot, or all.
+    /// Checks a few pages of a plot, in some steps all of them.
     pub fn check_some(&mut self, at: usize) -> Result<(), Wrong> {
         let pages = self.plots[at].len();
         if pages <= 8 || self.random.one_in(10) {
@@ -207,7 +207,7 @@ impl<'a> Worker<'a> {
         self.senses.check(&self.plots[at], from, pages, &mut self.random)
     }
 
-    /// Picks neighbouring pages of a plot: most often few.
+    /// Picks neighbouring pages of a plot, most often few: the first page and their number.
     pub fn part(&mut self, at: usize) -> (usize, usize) {
         let pages = self.plots[at].len();
         if self.random.one_in(5) {
@@ -225,7 +225,8 @@ impl<'a> Worker<'a> {
         self.plots[at].history.add(event);
     }
 
-    /// Maps new memory, and writes its first page, in most cases all of its pages.
+    /// Maps memory for a new plot. Writes its first page, and in most cases all pages. `None` if the kernel refuses the
+    /// mapping.
     pub fn new_plot(&mut self, way: Way) -> Option<Plot> {
         let most = if self.random.one_in(4) { self.plan.most_pages } else { self.plan.most_pages.min(48) };
         let pages = 1 + self.random.below(most);
@@ -234,7 +235,8 @@ impl<'a> Worker<'a> {
         let mut plot = Plot::fresh(Kind::Mapping, start, pages, &mut self.random);
         plot.unlocks = UNLOCKS.load(SeqCst);
         plot.history.add(Event { step: self.step, name: "mmap", way: way.name(), pages, ..Event::default() });
-        // A mapping that was never written may lack the state in the kernel that keeps it apart from others.
+        // An anonymous mapping that was never written has no `anon_vma`, which would keep the kernel from merging it
+        // with its neighbours.
         plot.mark(0, &mut self.random);
         if !self.random.one_in(4) {
             for page in 0..pages {

@@ -1,4 +1,4 @@
-//! Memory whose every page has a content of its own or a common one.
+//! Memory in which each page has a content of its own, or one that other pages have too.
 
 use host::Pagemap;
 use page::HostVirt;
@@ -13,7 +13,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// Maps memory, and fills each page from its seed: pages of one seed are equal.
+    /// Maps memory, and fills each page from its seed. Pages with the same seed are equal.
     pub fn filled(pages: usize, seed: impl Fn(usize) -> u64) -> io::Result<Self> {
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -58,7 +58,7 @@ impl Area {
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Pages that map a file, as folded ones do.
+    /// Number of pages that map a file, as folded pages do.
     pub fn folded_pages(&self) -> host::Result<u64> {
         let (mut entries, start) = (Vec::new(), HostVirt(self.start as u64));
         Pagemap::open(std::process::id())?.read(start, self.pages as u64, &mut entries)?;

@@ -9,9 +9,9 @@
 //! | `threads` | a thread that is created and joined |
 //! | `walk` | a step in memory that waits for the step before; a quarter of the memory is written, too |
 //!
-//! Everything is asked of the C library, as programs do, so a member's hooks have their part in it. Each storm ends with a line
-//! of JSON: `{"units": N, "seconds": S, "folded_pages": F}`. Only the storm itself is in the seconds, and not the wait until
-//! memory is folded (`--await-folded`).
+//! All calls are made through the C library, as by other programs, so the time includes a member's hooks of its
+//! functions. A storm ends with a line of JSON: `{"units": N, "seconds": S, "folded_pages": F}`. The seconds are those
+//! of the storm alone, without the wait until memory is folded (`--await-folded`).
 
 mod area;
 mod storm;
@@ -21,7 +21,7 @@ use area::Area;
 use clap::{Parser, ValueEnum};
 use std::time::{Duration, Instant};
 
-/// Longest time to wait until memory is folded: 60 s.
+/// Time limit for memory to be folded: 60 s.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Do one thing as fast as can be.
@@ -72,7 +72,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until so many pages of the memory are folded. Returns how many are.
+/// Waits until at least this many pages of the memory are folded. Returns how many are.
 fn await_folded(area: &Area, pages: u64) -> anyhow::Result<u64> {
     let end = Instant::now() + PATIENCE;
     loop {

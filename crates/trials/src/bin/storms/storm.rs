@@ -7,19 +7,19 @@ use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Blocks that live at the same time.
+/// Number of blocks that are allocated at the same time.
 const LIVE_BLOCKS: usize = 64;
-/// Number of sizes of blocks: from 4 KiB on, each twice the one before.
+/// Number of block sizes: the smallest is 4 KiB, and each is twice the one before.
 const SIZES: u64 = 11;
-/// Memory that is discarded in a pass, in pages.
+/// Memory that one pass of `discard` discards, in pages.
 const DISCARDED_PAGES: usize = 32 << 10;
-/// Pages of the pieces that are discarded, one after the other and again from the first.
+/// Sizes in pages of the pieces in which memory is discarded, again and again in this order.
 const PIECES: [usize; 6] = [1, 4, 16, 64, 16, 4];
-/// Folded runs, of one page each, of the process that forks.
+/// Number of folded runs, of one page each, in the process of `fork`.
 const RUNS: usize = 5000;
-/// Memory that is walked in, in pages.
+/// Memory of `walk`, in pages.
 const WALKED_PAGES: usize = 64 << 10;
-/// Pages of a run that is equal to another one, or not, as a whole.
+/// Pages of a run: all of its pages are equal to another run's, or none.
 const RUN: usize = 16;
 
 /// Random numbers by a linear congruence: the high half of each is good enough here.
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// Memory of the C library's allocator, each page of which was written.
+/// A block from the C library's allocator. Each of its pages is written when it is made.
 struct Block(*mut libc::c_void);
 
 impl Block {
@@ -73,7 +73,8 @@ pub fn allocate(units: u64) -> anyhow::Result<Done> {
     Ok(Done { units, time: begin.elapsed(), folded_pages: 0 })
 }
 
-/// Discards all of the memory in pieces, and writes each piece anew. Rests before each further pass.
+/// Discards all of the memory in pieces, and writes each piece again. Pauses before each pass but the first, so that
+/// the memory is folded again.
 pub fn discard(passes: u64, folded: u64, rest: Duration) -> anyhow::Result<Done> {
     let seed = |n: usize| (n % (DISCARDED_PAGES / 2)) as u64;
     let mut area = Area::filled(DISCARDED_PAGES, seed)?;
@@ -104,7 +105,8 @@ pub fn discard(passes: u64, folded: u64, rest: Duration) -> anyhow::Result<Done>
 
 /// Forks children that end at once.
 pub fn fork(units: u64, folded: u64) -> anyhow::Result<Done> {
-    // Every second page is equal to some others; no two of those lie side by side.
+    // Every second page is equal to some others, and no two equal ones lie side by side: each run that is folded has
+    // one page.
     let seed = |n: usize| if n.is_multiple_of(2) { (n / 2 % (RUNS / 2)) as u64 } else { 1 << 40 | n as u64 };
     let area = Area::filled(2 * RUNS, seed)?;
     let folded_pages = await_folded(&area, folded)?;
@@ -135,7 +137,7 @@ pub fn threads(units: u64) -> anyhow::Result<Done> {
     Ok(Done { units, time: begin.elapsed(), folded_pages: 0 })
 }
 
-/// Walks in memory of which a half is equal to the other, but for the quarter that is written.
+/// Walks in memory one half of which is equal to the other half, except for the quarter that is written.
 pub fn walk(units: u64, folded: u64) -> anyhow::Result<Done> {
     const WRITTEN: usize = WALKED_PAGES * 3 / 4;
     let common = |n: usize| n < WRITTEN && (n / RUN).is_multiple_of(2);
@@ -145,7 +147,7 @@ pub fn walk(units: u64, folded: u64) -> anyhow::Result<Done> {
     let (mut random, mut sum) = (Random(1), 0_u64);
     let begin = Instant::now();
     for n in 0..units {
-        // The next place depends on the byte that was read here.
+        // The next place depends on the byte read here, so the processor cannot begin the next read earlier.
         let place = random.below((WALKED_PAGES * 4096) as u64) as usize;
         let byte = &mut area.page(place / 4096)[place % 4096];
         sum = sum.wrapping_add(u64::from(*black_box(&*byte)));

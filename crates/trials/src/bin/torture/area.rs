@@ -34,7 +34,7 @@ fn map(at: usize, pages: usize, flags: libc::c_int) -> io::Result<usize> {
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start as usize) }
 }
 
-/// Whether children inherit no areas.
+/// Whether areas are advised `MADV_DONTFORK`, so that children do not inherit them.
 pub static KEPT_FROM_CHILDREN: AtomicBool = AtomicBool::new(false);
 
 impl Area {
@@ -58,7 +58,7 @@ impl Area {
         Self { start: start as usize, pages }
     }
 
-    /// Gives contents up by a system call of this program's own.
+    /// Gives up the contents of pages by a direct system call, which the agent's hooks of the C library do not see.
     pub fn discard_past_hooks(&self, from: usize, pages: usize) -> io::Result<()> {
         let (start, bytes) = self.range(from, pages);
         let arguments = [start as usize, bytes, libc::MADV_DONTNEED as usize, 0, 0, 0];
@@ -123,15 +123,15 @@ impl Area {
         map(start as usize, pages, libc::MAP_FIXED).map(|_| self.mergeable_again(from, pages))
     }
 
-    /// The same in two calls, with a hole in between. No other thread may map anything there meanwhile. So this is for
-    /// a program that makes all its other mappings at given addresses.
+    /// Maps new memory over a part in two calls, with a hole in between. Returns `false` if another thread has mapped
+    /// something there: all other mappings of the program must be made at given addresses.
     pub fn unmap_and_map(&self, from: usize, pages: usize) -> io::Result<bool> {
         let (start, bytes) = self.range(from, pages);
         // SAFETY: a part of this mapping, which nobody uses until there is memory again.
         done(unsafe { libc::munmap(start, bytes) })?;
         match map(start as usize, pages, libc::MAP_FIXED_NOREPLACE) {
             Ok(_) => self.mergeable_again(from, pages),
-            // Another thread got the place: this area has lost it.
+            // Another thread has mapped something at this place: the area has lost the part.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
             Err(e) => return Err(e),
         }
@@ -146,7 +146,7 @@ impl Area {
         self.advise(from, pages, libc::MADV_MERGEABLE).expect("MADV_MERGEABLE");
     }
 
-    /// Grows, shrinks or moves the whole area; new pages hold zeros.
+    /// Grows or shrinks the whole area, which may move. New pages hold zeros.
     pub fn resize(&mut self, pages: usize) -> io::Result<()> {
         self.remap(pages, libc::MREMAP_MAYMOVE, 0)
     }
@@ -163,7 +163,7 @@ impl Area {
         match self.remap(self.pages, libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP, 0) {
             Ok(()) => Ok(old),
             Err(e) => {
-                // The mapping still belongs to this area.
+                // Nothing was moved: the mapping still belongs to this area.
                 std::mem::forget(old);
                 Err(e)
             }
@@ -182,7 +182,7 @@ impl Area {
         Ok(())
     }
 
-    /// Has the kernel write a part of a page.
+    /// Has the kernel write a part of a page, by `read` from a file.
     pub fn read_from(&self, page: usize, bytes: usize, from: &impl AsRawFd) -> io::Result<usize> {
         let (start, room) = self.range(page, 1);
         // SAFETY: at most as many bytes as there are, within this mapping.
@@ -198,7 +198,7 @@ impl Area {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// The same by `preadv`: the first page and the others are two buffers.
+    /// Reads pages of a file by `preadv`, with the first page and the others as two buffers.
     pub fn preadv(&self, page: usize, pages: usize, from: &impl AsRawFd, file_page: usize) -> io::Result<usize> {
         let (start, bytes) = self.range(page, pages);
         let second = self.address(page + 1) as *mut libc::c_void;
@@ -210,7 +210,7 @@ impl Area {
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Has the kernel read a part of a page.
+    /// Has the kernel read a part of a page, by `write` to a file.
     pub fn write_to(&self, page: usize, bytes: usize, to: &impl AsRawFd) -> io::Result<usize> {
         let (start, room) = self.range(page, 1);
         // SAFETY: at most as many bytes as there are, within this mapping.
@@ -233,8 +233,8 @@ pub struct Pagemap {
     entries: Vec<u8>,
 }
 
-/// Whether the page tables have private memory for a page. A page that holds a content but has no private memory is
-/// folded, or is being folded at this moment. A folded page maps a slot of the pool, or will do so at the next touch.
+/// Whether the page table has private memory for a page. A page that has a content and no private memory is folded, or
+/// is just being folded: it maps a slot of the pool, or will when it is next accessed.
 pub type IsPrivate = bool;
 
 impl Pagemap {
@@ -242,7 +242,7 @@ impl Pagemap {
         Self { file: File::open("/proc/self/pagemap").expect("open the page map"), entries: Vec::new() }
     }
 
-    /// The state of these pages at about this moment.
+    /// The state of these pages, read one after the other while they may change.
     pub fn look(&mut self, area: &Area, from: usize, pages: usize) -> impl Iterator<Item = IsPrivate> {
         self.entries.resize(pages * 8, 0);
         let at = (area.address(from) / PAGE * 8) as u64;

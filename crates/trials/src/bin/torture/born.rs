@@ -1,7 +1,7 @@
 //! `born`: memory that maps a template's file privately, written, restored, discarded and checked by its owners.
 //!
-//! Page `p` of the template holds the content of class `p % classes`; of class 0 it is empty. A page of this process holds that
-//! too, or what its owner has written since. Where its owner discards it, it holds what the template holds again.
+//! Page `p` of the template holds the content of class `p % classes`; of class 0 it holds zeros. A page of this process
+//! holds the same until its owner writes it. When the owner discards the page, it holds the template's content again.
 
 use crate::area::{Area, WORDS};
 use crate::content::{Random, mark, place, word};
@@ -38,7 +38,7 @@ pub struct Args {
     inherited: bool,
 }
 
-/// Content of a page: a class, and the number of the write in its owner's word.
+/// The content that a page must hold: a class, and how often its owner has written its own word since.
 #[derive(Clone, Copy)]
 struct State {
     class: u32,
@@ -96,7 +96,7 @@ impl Owner {
                 self.check(i);
                 steps += 1;
             }
-            // Most pages are to rest for a while, or nothing is ever folded.
+            // Without pauses no page would stay unwritten long enough to be folded.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         (0..self.pages.len()).for_each(|i| self.check(i));

@@ -1,5 +1,5 @@
-//! Areas that come and go. Each is filled with duplicates of other pages, rests for a while, and then undergoes an
-//! operation. It is grown, shrunk, moved, partly replaced, locked, advised, or protected while it rests.
+//! Areas that come and go. Each is filled with duplicates of other pages, is left alone for a while so that it may be
+//! folded, and then undergoes an operation: it is grown, shrunk, moved, partly replaced, locked, advised, or protected.
 
 use crate::area::KEPT_FROM_CHILDREN;
 use crate::children::Children;
@@ -16,10 +16,10 @@ const AREAS: usize = 24;
 struct Field {
     plot: Plot,
     next: Instant,
-    /// Whether its current protection allows reading only.
+    /// Whether the area's present protection allows reading only.
     read_only: bool,
-    /// Whether a part of it was mapped anew. The kernel may keep that part in a mapping of its own, and cannot move
-    /// several mappings at once.
+    /// Whether a part of the area was mapped anew. The kernel may keep that part in a mapping of its own, and cannot
+    /// move several mappings at once.
     split: bool,
 }
 
@@ -45,7 +45,7 @@ pub fn live(classes: usize, with_children: bool) {
         let Some(field) = fields.iter_mut().find(|field| field.next <= Instant::now()) else { continue };
         field.next += rest(&mut random);
         if random.one_in(40) {
-            // An area may be dropped at any time, folded or not.
+            // Areas may be dropped at any time, whether they are folded or not.
             *field = Field::new(classes, &mut random);
             count("areas");
         } else if with_children && random.one_in(60) && !field.read_only {
@@ -101,7 +101,7 @@ fn unmap_part(field: &mut Field, from: usize, pages: usize) -> Result<(), Mismat
     if ok("munmap, mmap", field.plot.area().unmap_and_map(from, pages)) {
         return field.plot.zeroed(from, pages);
     }
-    // Another thread got the place, and may keep it.
+    // Another thread has mapped something in the hole, and keeps it.
     count("places_given_away");
     std::mem::forget(std::mem::replace(&mut field.plot, Plot::whole(pages, 2)));
     Ok(())
@@ -136,7 +136,8 @@ fn resize(plot: &mut Plot, random: &mut Random) -> Result<(), Mismatch> {
     plot.fill_all(random)
 }
 
-/// Both kinds in turn: a short run has few of them, and by chance may have had none of one.
+/// Moves an area in each of the two ways by turns: a short run makes few moves, and would by chance make none of one
+/// kind.
 fn relocate(plot: &mut Plot) -> Result<(), Mismatch> {
     if counted("moved") <= counted("moved_out") {
         count("moved");
@@ -152,7 +153,7 @@ fn relocate(plot: &mut Plot) -> Result<(), Mismatch> {
 }
 
 fn advise(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
-    // Lasting advice is undone, or else the mapping would stay split.
+    // Advice that lasts is taken back afterwards: otherwise the mapping would stay split.
     let all = [
         ("MADV_COLD", libc::MADV_COLD, None),
         ("MADV_PAGEOUT", libc::MADV_PAGEOUT, None),
@@ -162,7 +163,7 @@ fn advise(plot: &mut Plot, from: usize, pages: usize, random: &mut Random) -> Re
         ("MADV_RANDOM", libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
         ("MADV_DONTFORK", libc::MADV_DONTFORK, Some(libc::MADV_DOFORK)),
     ];
-    // If children inherit nothing, MADV_DONTFORK (the last one) changes nothing, but undoing it would.
+    // If children inherit no areas, MADV_DONTFORK (the last one) is set already, and must not be taken back.
     let choices = if KEPT_FROM_CHILDREN.load(Relaxed) { all.len() - 1 } else { all.len() };
     let (name, advice, undo) = all[random.below(choices)];
     count("advised");

@@ -1,5 +1,5 @@
-//! Children that check the pages they inherited. Neither later changes by their parent nor changes of the pool may
-//! show in them.
+//! Children that check the pages that they inherited. Later writes by their parent, and changes of the pool, must not
+//! show in their pages.
 
 use crate::area::exit_now;
 use crate::content::Random;
@@ -16,7 +16,7 @@ pub struct Children {
 }
 
 impl Children {
-    /// Number of children at a time: while they live, the pages that they share with their parent cannot be folded.
+    /// Most children at a time: pages that a living child shares with its parent cannot be folded.
     const MOST: usize = 1;
 
     /// Forks a child that lives for up to a second, or executes a program.
@@ -43,7 +43,7 @@ impl Children {
             child => {
                 count("forks");
                 self.pids.push(child);
-                // The parent changes the pages that the child looks at first.
+                // The parent writes the pages that the child checks first.
                 for _ in 0..plot.len() / 8 {
                     must("beside a child", plot.poke(random.below(plot.len()), 1, random));
                 }
@@ -74,7 +74,7 @@ fn has_ended(pid: libc::pid_t, options: libc::c_int) -> bool {
     }
 }
 
-/// The life of a child: all pages are as they were, over and over; some are then written.
+/// What a child does: it checks again and again that all pages are as they were at the fork. Then it writes some.
 fn grow_up(plot: &mut Plot, random: &mut Random, life: Duration) -> Result<(), Mismatch> {
     let end = Instant::now() + life;
     plot.check_all()?;

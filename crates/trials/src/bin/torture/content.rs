@@ -18,12 +18,12 @@ pub const fn word(class: u32, n: usize) -> u64 {
     if class == ZERO { 0 } else { mix((class as u64) << 16 | n as u64) }
 }
 
-/// Index of the word of a page in which its writer counts.
+/// Index of the word of a page in which its owner counts its writes.
 pub const fn place(page: usize) -> usize {
     (mix(page as u64 | 1 << 40) % WORDS as u64) as usize
 }
 
-/// The number that the writer of a page puts there for the `sequence`th time. No content holds such a number.
+/// The number that the owner writes into that word the `sequence`th time. No content of a class has such a number.
 pub const fn mark(page: usize, sequence: u32) -> u64 {
     mix((page as u64) << 33 | (sequence as u64) << 1 | 1) | 1 << 63 >> (page % 8)
 }

@@ -47,9 +47,9 @@ const FILE_PAGES: usize = 4096;
 const READ_PAGES: usize = 4;
 /// Number of reads under way at a time.
 const DEPTH: usize = 32;
-/// Least class of the file's contents, so that they differ from the contents that memory is filled with.
+/// Lowest class of the file's contents. Memory is filled with lower ones, so that the two differ.
 const FILE_CLASS: u32 = 1 << 20;
-/// Number of pages at the end of the memory that are registered with the ring by turns.
+/// Number of pages at the end of the memory that are registered with the ring for some time, and then not.
 const FIXED_PAGES: usize = 256;
 
 /// Makes the file, and removes its name.
@@ -101,7 +101,7 @@ struct Reader {
     cached: File,
     ring: Ring,
     random: Random,
-    /// Groups of pages at rest with the end of their rest; the earliest comes first.
+    /// Groups of pages that are left alone, each with the end of that time; the earliest comes first.
     resting: BinaryHeap<Reverse<(Instant, usize)>>,
     rest: Duration,
 }
@@ -148,8 +148,8 @@ pub fn run(args: &Args) {
     report("direct", began);
 }
 
-/// The part of the memory that is registered for 1.5 seconds, then unregistered for as long. While it is registered it
-/// is pinned, and cannot be folded.
+/// The part of the memory that is registered with the ring for 1.5 s, and then unregistered for as long. While it is
+/// registered, its pages are pinned and cannot be folded.
 struct Fixed {
     registered: bool,
     since: Instant,
@@ -180,7 +180,8 @@ impl Reader {
     fn put_to_rest(&mut self, group: usize) {
         let class = self.class();
         if !self.random.one_in(8) && !self.registered(group) {
-            // A page written inside the pool's mapping can be folded like any other only after it was given back.
+            // A page that was written in a mapping of the pool is broken. It can be folded like others only after it
+            // was discarded.
             let given_back = self.area.advise(group * READ_PAGES, READ_PAGES, libc::MADV_DONTNEED);
             ok("MADV_DONTNEED", given_back);
         }
@@ -191,13 +192,13 @@ impl Reader {
         self.resting.push(Reverse((Instant::now() + rest, group)));
     }
 
-    /// Whether these pages may be registered with the ring. They must not be given back, since the ring would keep the
-    /// old ones.
+    /// Whether these pages may be registered with the ring at present. Such pages must not be discarded: the ring would
+    /// keep the old frames.
     fn registered(&self, group: usize) -> bool {
         group * READ_PAGES >= self.area.pages() - FIXED_PAGES
     }
 
-    /// Reads into pages whose rest is over.
+    /// Takes groups of pages whose waiting time is over, and chooses a read into each.
     fn due(&mut self, registered: bool) -> Vec<Read> {
         let (mut due, now) = (Vec::new(), Instant::now());
         while due.len() < DEPTH && self.resting.peek().is_some_and(|Reverse((until, _))| *until <= now) {
@@ -251,7 +252,7 @@ impl Reader {
                 }
             }
         }
-        // Counted now and then, to know whether pages fold at all.
+        // Counts folded pages now and then, to show that pages are folded at all.
         if self.random.one_in(64) {
             let folded = folded(&self.area, 0, self.area.pages());
             FOLDS.fetch_max(folded as u64, Relaxed);

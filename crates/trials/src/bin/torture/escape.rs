@@ -66,7 +66,7 @@ fn wait_until_folded(plot: &Plot) {
     }
 }
 
-/// A mapping of a file of the pool.
+/// A mapping of one of the pool's files.
 struct Mapping {
     name: String,
     start: usize,
@@ -88,7 +88,7 @@ fn mappings(pool: &str) -> Vec<Mapping> {
     of_the_pool.filter_map(mapping).take(40).collect()
 }
 
-/// Descriptors of all threads, since a thread may have a table of descriptors of its own.
+/// Paths in `/proc` of the descriptors of all threads, since a thread may have a descriptor table of its own.
 fn descriptors(pool: &str) -> Vec<PathBuf> {
     let threads =
         fs::read_dir("/proc/self/task").expect("list the threads").filter_map(|entry| Some(entry.ok()?.path()));
@@ -122,7 +122,7 @@ fn by_name(attempts: &mut Attempts, path: &Path) {
         ("truncating", File::options().write(true).truncate(true).open(path)),
     ] {
         match file {
-            // An open file is harmless if nothing can be done with it.
+            // That the file can be opened is harmless if nothing can be changed through it.
             Ok(file) => by_file(attempts, &format!("{shown} opened {how}"), &file),
             Err(e) => attempts.0.push(json!({"attempt": format!("open {shown} {how}"), "refused": e.to_string()})),
         }

@@ -1,4 +1,4 @@
-//! `heap`: the allocator's traffic, for a member whose anonymous memory is all folded.
+//! `heap`: blocks of the allocator, for a member whose anonymous memory is all folded.
 //!
 //! Blocks of all sizes hold duplicates of other pages; they grow, are freed and used again. Blocks that must be zero
 //! when they are allocated are checked. Threads come and go, and their stacks with them.
@@ -25,7 +25,7 @@ pub struct Args {
 
 /// Period of a block's contents: a page, in words.
 const PERIOD: usize = 512;
-/// Distance between words that the writer changes, in words.
+/// Distance between the words of a block that its owner changes, in words.
 const OWN: usize = 61;
 
 /// A block from the allocator.
@@ -125,7 +125,8 @@ pub fn run(args: &Args) {
     std::thread::scope(|scope| {
         for _ in 0..args.threads {
             scope.spawn(|| {
-                // Each thread's life is short; then another one gets its stack and arena.
+                // Each thread lives for a short time; then another thread gets its stack and its arena of the
+                // allocator.
                 while !stopping() {
                     let life = Duration::from_millis(3000 + Random::unforeseen().next() % 9000);
                     std::thread::scope(|scope| _ = scope.spawn(|| live(args.bytes, life)));
@@ -177,7 +178,8 @@ fn live(bytes: usize, life: Duration) {
                 count("trims");
             }
             3 => blocks[i].fill(random.below(60) as u32),
-            // Most blocks rest most of the time: only the youngest are worked on.
+            // Only the youngest blocks are worked on; most blocks are left alone most of the time, so that they may be
+            // folded.
             _ => {
                 let i = blocks.len() - 1 - random.below(blocks.len().min(24));
                 blocks[i].check(blocks[i].words);

@@ -3,7 +3,7 @@
 //! The mode is started as a member (`pagefold run ... torture hostile`). It takes the place of the agent that was
 //! loaded into the program, connects as that does, and sends messages that no honest agent sends.
 //!
-//! It prints the fate of its connection, and ends with success whatever that is: the test looks at the honest members.
+//! It prints what became of its connection, and succeeds in any case: the test looks at the honest members.
 
 use crate::content::Random;
 use crate::tally::fail;
@@ -81,7 +81,7 @@ pub fn run(args: &Args) {
     if args.until_hangup {
         let goes_on = Arc::clone(&goes_on);
         std::thread::spawn(move || {
-            // Its end is what counts, whatever it is.
+            // An input that cannot be read counts as closed.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             goes_on.store(false, Relaxed);
         });
@@ -111,7 +111,7 @@ pub fn run(args: &Args) {
 }
 
 impl Liar {
-    /// `Err` when the worker closed the connection.
+    /// Lies until `is_over`. `Err` if the worker closes the connection.
     fn live(&mut self, lie: Lie, is_over: &dyn Fn() -> bool) -> io::Result<()> {
         if matches!(lie, Lie::Silent) {
             while !is_over() {
@@ -194,7 +194,8 @@ impl Liar {
         Ok(())
     }
 
-    /// Says that it has as much of everything as a member may say, which is just believed, and sometimes more.
+    /// Reports statistics with the greatest numbers that a member may report, which the worker has no means to check;
+    /// and sometimes greater ones.
     fn boast(&mut self) -> io::Result<()> {
         let most = if self.random.one_in(64) { u64::MAX } else { (1 << 52) - 1 };
         let all = MemberStats {

@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 /// Number of neighbouring pages with one owner.
 const STRIPE: usize = 32;
-/// Longest time of a chase ahead of folds.
+/// Longest time for which an owner writes pages ahead of a fold that goes on.
 const CHASE: Duration = Duration::from_millis(4);
-/// Number of pages ahead of a fold that are looked at.
+/// Number of pages behind a fold's last page that are checked for being folded.
 const CHASED: usize = 128;
-/// Number of pages that a write burst writes.
+/// Number of pages that are written together in a burst of writes.
 const BURST: usize = STRIPE;
-/// Number of parts of a plot; write bursts go to one of them at a time.
+/// Number of parts of a plot, of which bursts of writes go to one at a time.
 const HOT: usize = 16;
 
 /// Have pages written and checked in every way that a program can
@@ -83,7 +83,7 @@ pub fn run(args: &Args) {
     report("memory", began);
 }
 
-/// An event that happens at a given rate.
+/// An event that is due at a given rate.
 struct Beat {
     period: Duration,
     next: Instant,
@@ -95,7 +95,8 @@ impl Beat {
         Self { period, next: Instant::now() + period }
     }
 
-    /// Number of times that the event is due. Events that were missed are made up for only in part.
+    /// Number of times that the event has become due since the last call. If many were missed, only some are made up
+    /// for.
     fn due(&mut self, now: Instant) -> u32 {
         let mut due = 0;
         while self.next <= now && due < 64 {
@@ -142,7 +143,7 @@ impl Owner {
                 let (i, pages) = self.part();
                 must("visited", self.plot.poke(i, pages, &mut self.random));
             }
-            // One hunt at a time, or else a slow machine would have no time for other work.
+            // One hunt at a time: otherwise a slow machine would have no time for other work.
             if hunts.due(now) > 0 {
                 must("hunted", self.hunt());
             }
@@ -155,7 +156,7 @@ impl Owner {
                 children.born(&mut self.plot, &mut self.random);
             }
             must("in a burst", self.burst());
-            // Yields the processor to other threads and processes, the folding ones among them.
+            // Leaves the processor to other threads and processes, among them those that fold.
             std::thread::sleep(Duration::from_micros(700));
         }
         must("at the end", self.plot.check_all());
@@ -164,7 +165,8 @@ impl Owner {
         }
     }
 
-    /// Writes a few stripes many times. For half a second they lie in one part of the plot, which then rests.
+    /// Writes a few stripes many times. For half a second all bursts go to the same part of the plot, which is then
+    /// left alone.
     fn burst(&mut self) -> Result<(), Mismatch> {
         let bursts = self.plot.len() / BURST;
         let hot = (self.born.elapsed().as_millis() / 500) as usize * 7 % HOT;
@@ -182,7 +184,7 @@ impl Owner {
         (stripe + from, 1 + self.random.below(STRIPE - from))
     }
 
-    /// Looks for own pages that were folded since the last look, and writes some of them.
+    /// Finds own pages that were folded since the last hunt, and writes some of them.
     fn hunt(&mut self) -> Result<(), Mismatch> {
         let private: Vec<bool> = self.pagemap.look(self.plot.area(), 0, self.plot.area().pages()).collect();
         let mut newest = None;
@@ -201,7 +203,8 @@ impl Owner {
         newest.map_or(Ok(()), |page| self.chase(page))
     }
 
-    /// Follows folding that goes on behind page `last`: writes own pages that come next, until it stops.
+    /// Follows a fold that goes on behind page `last`: writes own pages that are about to be folded, until the fold
+    /// stops.
     fn chase(&mut self, mut last: usize) -> Result<(), Mismatch> {
         let (began, mut seen) = (Instant::now(), Instant::now());
         // Limited, because there is other work.
@@ -222,7 +225,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Makes another operation than a write on a part of one stripe.
+    /// Makes an operation other than a write, on a part of one stripe.
     fn something_seldom(&mut self) -> Result<(), Mismatch> {
         let (i, pages) = self.part();
         let pages = pages.min(8);
@@ -258,7 +261,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Advises `MADV_FREE`: the kernel may drop these pages or not.
+    /// Advises `MADV_FREE`: the kernel may drop the contents of these pages until they are written.
     fn let_go(&mut self, i: usize, pages: usize) -> Result<(), Mismatch> {
         count("frees");
         ok("MADV_FREE", self.plot.area().advise(self.plot.page(i), pages, libc::MADV_FREE));
@@ -271,7 +274,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Has the kernel read a page, and write it, through a pipe.
+    /// Has the kernel read a page into a pipe, and write it from there.
     fn through_a_pipe(&mut self, i: usize) -> Result<(), Mismatch> {
         count("pipes");
         let page = self.plot.page(i);
@@ -298,7 +301,7 @@ impl Owner {
     }
 }
 
-/// The result of a call that succeeds without folding, so it must succeed with it.
+/// The value of a call that would succeed without folding. An error counts as a fault.
 pub fn ok<T>(what: &str, result: std::io::Result<T>) -> T {
     result.unwrap_or_else(|e| fail(&format!("{what}: {e}")))
 }

@@ -31,7 +31,7 @@ struct State {
 
 const ZEROS: State = State { class: ZERO, sequence: 0 };
 
-/// Some pages of an area.
+/// Some pages of an area, with what each must hold.
 #[derive(Debug)]
 pub struct Plot {
     area: Arc<Area>,
@@ -66,7 +66,7 @@ impl Plot {
         Arc::get_mut(&mut self.area).expect("an area of one plot")
     }
 
-    /// Adapts the plot to an area that has become shorter, or longer by pages of zeros.
+    /// Adapts the plot to an area that was resized: it is shorter, or longer by pages of zeros.
     pub fn resized(&mut self) {
         let pages = self.area.pages();
         self.pages = (0..pages).collect();
@@ -151,7 +151,7 @@ impl Plot {
         n as u32
     }
 
-    /// The same for neighbouring pages. In most cases their memory is given back first.
+    /// Gives neighbouring pages other contents, after checking them. In most cases they are discarded first.
     pub fn renew(&mut self, i: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
         if !random.one_in(4) {
             for i in i..i + pages {
@@ -170,7 +170,8 @@ impl Plot {
         (0..self.len()).try_for_each(|i| self.fill(i, random))
     }
 
-    /// One visit to neighbouring pages: they are written if they are at rest, or else checked and put to rest.
+    /// One visit to neighbouring pages: those without a mark are written; others are checked and filled with a content
+    /// that has duplicates.
     pub fn poke(&mut self, i: usize, pages: usize, random: &mut Random) -> Result<(), Mismatch> {
         if self.states[i].sequence > 0 {
             return self.renew(i, pages, random);
@@ -181,7 +182,7 @@ impl Plot {
         })
     }
 
-    /// Whether a page is equal to its duplicates, and not zero.
+    /// Whether a page has the content of its class, without a mark, and is not zero.
     pub fn at_rest(&self, i: usize) -> bool {
         self.states[i].sequence == 0 && self.states[i].class != ZERO
     }
@@ -192,7 +193,7 @@ impl Plot {
         (i..i + pages).try_for_each(|i| self.check(i))
     }
 
-    /// Checks a page that the kernel may drop at any time, until it is written.
+    /// Checks a page that was advised `MADV_FREE`: it holds its content, or zeros.
     pub fn check_free(&self, i: usize) -> Result<(), Mismatch> {
         (0..WORDS).try_for_each(|n| match self.area.word(self.pages[i], n).load(Relaxed) {
             0 => Ok(()),
@@ -208,7 +209,7 @@ impl Plot {
         bytes
     }
 
-    /// Records that another writer has filled the page with a content.
+    /// Records that the kernel or another thread has filled the page with the content of a class.
     pub fn adopt(&mut self, i: usize, class: u32) {
         self.states[i] = State { class, sequence: 0 };
     }

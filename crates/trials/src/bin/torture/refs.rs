@@ -1,4 +1,4 @@
-//! `refs`: holds pages in ways that the move of a page does not notice, as few programs do.
+//! `refs`: holds pages in ways that moving a page to a slot does not notice. Few programs do so.
 //!
 //! It carries out commands from standard input, one a line, and answers each with `ok` or with the error.
 //!
@@ -93,7 +93,7 @@ impl State {
 }
 
 impl crate::area::Area {
-    /// Lends pages to a pipe.
+    /// Puts references to pages into a pipe (`vmsplice`).
     fn lend_to(&self, from: usize, pages: usize, pipe: &impl AsRawFd) -> io::Result<()> {
         let part = libc::iovec { iov_base: self.address(from) as *mut _, iov_len: pages * crate::area::PAGE };
         // SAFETY: within an area that is kept; the pipe only reads it.

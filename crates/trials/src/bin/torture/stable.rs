@@ -1,5 +1,5 @@
-//! `stable`: duplicates that rest, and are checked until the program is killed. A few are written, so that there is
-//! data to lose.
+//! `stable`: duplicates that stay unwritten, and are checked until the program is killed. A few pages are written, so
+//! that a fault of folding could lose data.
 
 use crate::children::Children;
 use crate::content::Random;
@@ -36,7 +36,7 @@ pub fn run(args: &Args) {
     let mut plot = Plot::whole(args.pages, args.classes);
     must("while it was filled", plot.fill_all(&mut random));
     let mut children = Children::default();
-    // Pages shared with a child are not folded, so the first child comes late.
+    // Pages that are shared with a child are not folded, so the first child is forked some seconds late.
     let (mut checked, mut line, mut birth) = (0_u64, Instant::now(), Instant::now() + Duration::from_secs(4));
     let untouched = args.pages * args.untouched / 100;
     loop {
@@ -56,7 +56,7 @@ pub fn run(args: &Args) {
             line = Instant::now();
             let mut out = std::io::stdout().lock();
             let said = writeln!(out, "{}", json!({"checked": checked})).and_then(|()| out.flush());
-            // Nobody reads the output any more.
+            // The reader of the output has gone.
             if said.is_err() {
                 return;
             }

@@ -18,9 +18,9 @@ pub struct Mismatch {
     pub found: u64,
 }
 
-/// Number of writes that were found in memory when they were looked for.
+/// Number of writes that were found in memory when their page was checked.
 pub static CHECKED: AtomicU64 = AtomicU64::new(0);
-/// Number of pages seen to map a file after they were private.
+/// Number of pages that were seen to map a file, after they were private.
 pub static FOLDS: AtomicU64 = AtomicU64::new(0);
 /// Whether the threads are to end.
 pub static STOP: AtomicBool = AtomicBool::new(false);
@@ -36,7 +36,7 @@ pub fn counted(what: &str) -> u64 {
     DONE.lock().unwrap_or_else(PoisonError::into_inner).get(what).copied().unwrap_or(0)
 }
 
-/// Ends the process if the result is a fault, whichever thread finds it.
+/// Ends the process if the result is a fault.
 pub fn must(who: &str, result: Result<(), Mismatch>) {
     if let Err(wrong) = result {
         lost(who, &wrong);
@@ -51,7 +51,8 @@ pub fn lost(who: &str, wrong: &Mismatch) -> ! {
 
 /// Ends a process in which something else went wrong.
 pub fn fail(text: &str) -> ! {
-    // A thread that a forked child does not have may hold the lock of standard error.
+    // The lock of standard error may be held by a thread of the parent that a forked child does not have: the line is
+    // written without the lock.
     let line = format!("torture {}: {text}\n", std::process::id());
     let _ = std::mem::ManuallyDrop::new(stderr()).write_all(line.as_bytes());
     area::exit_now(1)
@@ -90,7 +91,7 @@ pub struct Until {
 }
 
 impl Until {
-    /// Waits for that long, then tells all threads to end.
+    /// Waits for the end of the run as its settings say, then tells all threads to end.
     pub fn wait(&self) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(self.seconds) || CHECKED.load(Relaxed) < self.writes {

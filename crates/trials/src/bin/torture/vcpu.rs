@@ -129,7 +129,7 @@ impl Machine {
             match self.vcpu.run() {
                 Ok(VcpuExit::IoOut(0x10, _)) => break,
                 Ok(exit) => fail(&format!("the vCPU stopped: {exit:?}")),
-                // The vCPU goes on where it stopped.
+                // The system call was interrupted: the vCPU goes on where it stopped.
                 Err(e) if e.errno() == libc::EINTR || e.errno() == libc::EAGAIN => {}
                 Err(e) => fail(&format!("KVM_RUN: {e}")),
             }
@@ -137,8 +137,8 @@ impl Machine {
         self.sweeps += 1;
     }
 
-    /// Gives the swept pages back between two sweeps, and fills them with the same contents again. Pages written
-    /// inside the pool's mappings can only then be folded again.
+    /// Discards the swept pages between two sweeps, and fills them with the same contents again. Pages that were
+    /// written in mappings of the pool can be folded again only then.
     fn renew(&mut self) {
         let given_back = self.area.advise(FIRST, SWEPT, libc::MADV_DONTNEED);
         crate::owners::ok("MADV_DONTNEED", given_back);
@@ -149,7 +149,7 @@ impl Machine {
         count("renewals");
     }
 
-    /// Pauses, and counts the pages that were folded meanwhile.
+    /// Pauses, and then counts the swept pages that are folded.
     fn look(&mut self, pause: Duration) {
         std::thread::sleep(pause);
         let folded = folded(&self.area, FIRST, SWEPT);

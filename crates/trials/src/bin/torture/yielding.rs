@@ -75,7 +75,8 @@ pub fn run(args: &Args) {
         count("registrations");
         serve_while(fd, || {
             work(&mut plot, &mut random, pause);
-            // Discarded pages fault at the next touch, and this program's own thread provides zeros.
+            // The next access to a discarded page causes a userfaultfd event, which a thread of this program answers
+            // with zeros.
             let from = random.below(args.pages - 16);
             crate::owners::ok("MADV_DONTNEED", plot.area().advise(from, 16, libc::MADV_DONTNEED));
             must("discarded while registered", plot.zeroed(from, 16));
@@ -106,7 +107,7 @@ fn work(plot: &mut Plot, random: &mut Random, time: Duration) {
     must("after work", plot.check_all());
 }
 
-/// Provides zeros to threads that wait for a page, until `what` is done.
+/// Answers userfaultfd events with pages of zeros, until `what` is done.
 fn serve_while(fd: libc::c_int, what: impl FnOnce()) {
     let done = Arc::new(AtomicBool::new(false));
     let server = {
@@ -115,7 +116,7 @@ fn serve_while(fd: libc::c_int, what: impl FnOnce()) {
             while !done.load(Relaxed) {
                 if let Some(address) = next_fault(fd) {
                     let page = address / PAGE as u64 * PAGE as u64;
-                    // Another thread may have been faster.
+                    // The page may be there already.
                     let _ = call(fd, UFFDIO_ZEROPAGE, [page, PAGE as u64, 0, 0]);
                     count("faults_served");
                 }
@@ -127,7 +128,7 @@ fn serve_while(fd: libc::c_int, what: impl FnOnce()) {
     server.join().expect("the thread that serves faults");
 }
 
-/// The address of the next fault, if one comes within 20 ms.
+/// Address of the next userfaultfd event; `None` if none comes within 20 ms.
 fn next_fault(fd: libc::c_int) -> Option<u64> {
     const PAGEFAULT: u64 = 0x12;
     let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

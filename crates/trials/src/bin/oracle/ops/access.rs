@@ -9,7 +9,7 @@ use crate::verdict::Wrong;
 use crate::worker::{Worker, bytes};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Checks the whole plot.
+/// Checks all pages of the plot.
 pub fn look(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let pages = worker.plots[at].len();
     worker.note(at, "look", way, (0, pages), 0);
@@ -17,7 +17,7 @@ pub fn look(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(Done::Yes)
 }
 
-/// The writable pages at the beginning of a part.
+/// The writable pages with which a randomly picked part of the plot begins.
 fn writable(worker: &mut Worker<'_>, at: usize) -> Option<(usize, usize)> {
     let (from, pages) = worker.part(at);
     let plot = &worker.plots[at];
@@ -28,7 +28,7 @@ fn writable(worker: &mut Worker<'_>, at: usize) -> Option<(usize, usize)> {
     (usable > 0).then_some((from, usable))
 }
 
-/// Gives pages a content of the set, after checking them.
+/// Checks pages, and gives each a content of the set.
 pub fn fill(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let Some((from, pages)) = writable(worker, at) else { return Ok(Done::NotNow) };
     worker.note(at, "fill", way, (from, pages), 0);
@@ -57,7 +57,7 @@ pub fn refill(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(Done::Yes)
 }
 
-/// Marks pages, after checking them.
+/// Checks pages, and marks them.
 pub fn mark(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let Some((from, pages)) = writable(worker, at) else { return Ok(Done::NotNow) };
     worker.note(at, "mark", way, (from, pages), 0);
@@ -68,7 +68,7 @@ pub fn mark(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(Done::Yes)
 }
 
-/// Has the kernel read contents from a file into pages.
+/// Has the kernel read contents of the set from a file into pages (`pread`).
 pub fn read_into(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let Some((from, pages)) = writable(worker, at) else { return Ok(Done::NotNow) };
     let first = worker.random.below(content::CLASSES);
@@ -86,10 +86,10 @@ pub fn read_into(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     judge("pread", from, answer, 0, &[])
 }
 
-/// Number of attempts of a write that cannot wait, one every millisecond: 1 second in all.
+/// Most attempts at a write that the kernel refuses instead of waiting, one each millisecond: 1 s in all.
 const PATIENCE: usize = 1000;
 
-/// Writes a page as a debugger does, whatever the program itself may do with the page.
+/// Writes a page through `/proc/self/mem`, as a debugger does, which disregards the page's protection.
 pub fn poke_memory(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let page = worker.random.below(worker.plots[at].len());
     let class = worker.plots[at].choose(page, &mut worker.random);

@@ -8,7 +8,7 @@ use crate::worker::Worker;
 
 const MADV_COLLAPSE: i32 = 25;
 
-/// An advice: its name, its number, the traits that it takes away, and the traits that it gives.
+/// Advice that lasts: its name, its number, the traits of pages that it takes away, and those that it gives.
 type Advice = (&'static str, i32, u16, u16);
 
 const LASTING: [Advice; 10] = [
@@ -24,7 +24,7 @@ const LASTING: [Advice; 10] = [
     ("MADV_UNMERGEABLE", libc::MADV_UNMERGEABLE, traits::MERGEABLE, 0),
 ];
 
-/// Advice that is carried out at once: name, number, and the access that all its pages must allow.
+/// Advice that the kernel carries out at once: name, number, and the access that all its pages must allow.
 const PASSING: [(&str, i32, Access); 6] = [
     ("MADV_WILLNEED", libc::MADV_WILLNEED, Access::None),
     ("MADV_COLD", libc::MADV_COLD, Access::None),
@@ -63,7 +63,7 @@ fn give(
     Ok(done)
 }
 
-/// Gives the advice number `N` of [`PASSING`]: advice that the kernel carries out at once and does not remember.
+/// Gives the advice with index `N` in `PASSING`.
 pub fn passing<const N: usize>(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let (name, advice, access) = PASSING[N];
     let (from, pages) = worker.part(at);
@@ -75,7 +75,7 @@ pub fn passing<const N: usize>(worker: &mut Worker<'_>, at: usize, way: Way) -> 
     let locked = worker.plots[at].part(from, pages).iter().any(|page: &Page| page.has(traits::LOCKED));
     let ages = matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT);
     let expected = if locked && ages { libc::EINVAL } else { 0 };
-    // There may be no huge page to collapse into, or no room for one in the range.
+    // The kernel may have no huge page left, or the range no room for one.
     let tolerated: &[i32] =
         if advice == MADV_COLLAPSE { &[libc::EINVAL, libc::EAGAIN, libc::EBUSY, libc::ENOMEM] } else { &[] };
     let answer = madvise(worker, at, way, (from, pages), advice);
@@ -84,11 +84,12 @@ pub fn passing<const N: usize>(worker: &mut Worker<'_>, at: usize, way: Way) -> 
     Ok(done)
 }
 
-/// Takes back advice that keeps pages of the plot in different mappings, so that it can be one mapping again.
+/// Takes advice back that keeps pages of the plot in different mappings, so that the kernel can make one mapping of
+/// them again.
 pub fn settle(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let pages = worker.plots[at].len();
     let any = worker.plots[at].pages.iter().fold(0, |any, page| any | page.traits);
-    // The first two cannot be taken back, so one of them is given to all pages.
+    // The first two kinds of advice cannot be taken back. One of them is given to all pages.
     for (n, advice) in LASTING.into_iter().enumerate() {
         let (_, _, takes, _) = advice;
         let undoes = if n == 1 { traits::HUGE | traits::NO_HUGE } else { takes };

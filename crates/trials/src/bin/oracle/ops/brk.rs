@@ -1,5 +1,5 @@
-//! The break. One thread moves it, and only if it is where that thread left it. The C library's allocator uses the
-//! break for the main thread, which allocates nothing meanwhile.
+//! The program break. Only one thread moves it, and only if it is where the thread left it. The C library's allocator
+//! moves the break for allocations of the main thread, which makes none meanwhile.
 
 use super::{Done, Outcome};
 use crate::content::{PAGE, Random};
@@ -8,10 +8,10 @@ use crate::sys::{self, Way};
 use crate::verdict::Wrong;
 use crate::worker::{Worker, bytes};
 
-/// Initial size of the heap, in pages.
+/// Initial size of the part of the heap that belongs to the plot, in pages.
 const FIRST: usize = 8;
 
-/// The break as the program found it.
+/// The program break as this program found it.
 pub struct Break {
     found: usize,
 }
@@ -35,7 +35,7 @@ pub fn keep_allocator_off() {
         // SAFETY: two numbers.
         unsafe { libc::mallopt(option, value) };
     }
-    // The heap grows once, by this.
+    // This allocation makes the heap grow once.
     drop(std::hint::black_box(vec![1_u8; 64 << 10]));
 }
 
@@ -72,7 +72,7 @@ pub fn step(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     worker.note(at, "brk", way, (0, old), pages);
     worker.check(at, 0, old)?;
     if !set(way, to) {
-        // Lowering the break can fail only for want of mappings.
+        // Lowering the break fails only if the kernel allows no more mappings.
         return Ok(Done::Refused(libc::ENOMEM));
     }
     if present() != to {

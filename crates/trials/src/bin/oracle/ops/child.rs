@@ -1,6 +1,6 @@
-//! The life of a forked child. All its pages are as they were at the fork, whatever its parent does meanwhile, and its
-//! own changes show at once. The child allocates nothing and takes no lock, because other threads of its parent may
-//! have held any lock.
+//! What a forked child does. All its pages must stay as they were at the fork, and its own changes must show at once.
+//! The child allocates nothing and takes no lock, because other threads of its parent may have held any lock at the
+//! fork.
 
 use super::fork::{Report, tell};
 use crate::content::Random;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 /// Exit code of a child that found something wrong, and has written it into its report.
 const WRONG: usize = 7;
 
-/// Number of operations that a child makes on its copy at once.
+/// Number of operations that a child makes on its copy of the memory without a pause.
 const ACTS: usize = 12;
-/// Time between two operations of a child that lives longer.
+/// Time between two further operations of a child that lives longer.
 const TURN: Duration = Duration::from_millis(150);
 
 pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life: Duration, report: *mut Report) -> ! {
@@ -25,7 +25,8 @@ pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life:
     let senses = Senses::open();
     plots.iter_mut().for_each(inherit);
     check_all(&senses, plots, &mut random, report);
-    // The agent of a child may map its copies of pages where nothing was inherited. They tell nothing.
+    // The child did not inherit these pages. The agent in the child may have mapped its own copies there, so their
+    // contents are not checked.
     plots.iter_mut().flat_map(|plot| &mut plot.pages).filter(|page| page.has(traits::GONE)).for_each(Page::free);
     for _ in 0..ACTS {
         let plot = &mut plots[random.below(plots.len())];
@@ -36,7 +37,7 @@ pub fn live(plots: &mut [Plot], selection: &Selection, mut random: Random, life:
             end_wrong(&senses, report, wrong, plot);
         }
     }
-    // One that lives long enrols by itself, and is folded meanwhile.
+    // A child that lives long becomes a member of its own, and is folded meanwhile.
     let end = Instant::now() + life;
     while let Some(left) = end.checked_duration_since(Instant::now()) {
         sys::rest(left.min(TURN));
@@ -59,7 +60,7 @@ fn end_with_parent() {
     let _ = unsafe { sys::raw(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as usize, libc::SIGKILL as usize, 0, 0, 0, 0]) };
 }
 
-/// Ends a child that found something wrong. Its mappings are its own, so it says them itself.
+/// Ends a child that found something wrong. The child prints its own mappings, which its parent cannot.
 fn end_wrong(senses: &Senses, report: *mut Report, wrong: Wrong, plot: &Plot) -> ! {
     let (page, pid) = (wrong.page().min(plot.len() - 1), sys::own_pid());
     let _ = writeln!(verdict::Unbuffered, "child {pid}: entry {:#x}, mappings at the page:", senses.entry(plot, page));
@@ -68,7 +69,7 @@ fn end_wrong(senses: &Senses, report: *mut Report, wrong: Wrong, plot: &Plot) ->
     sys::exit_now(WRONG);
 }
 
-/// The model of the parent's pages that a child inherits.
+/// Changes the model of the parent's pages to what the child must have inherited.
 fn inherit(plot: &mut Plot) {
     for page in &mut plot.pages {
         if page.has(traits::WIPE_ON_FORK) {
@@ -89,12 +90,12 @@ fn check_all(senses: &Senses, plots: &[Plot], random: &mut Random, report: *mut 
     }
 }
 
-/// Records the operation that comes next.
+/// Records the operation that is made next in the plot's history.
 fn note(plot: &mut Plot, name: &'static str, way: Way, (from, pages): (usize, usize)) {
     plot.history.add(crate::history::Event { name, way: way.name(), from, pages, ..Default::default() });
 }
 
-/// Makes one operation and checks the result.
+/// Makes one random operation on the child's copy, and checks the result.
 fn act(senses: &Senses, plot: &mut Plot, selection: &Selection, random: &mut Random) -> Result<(), Wrong> {
     let from = random.below(plot.len());
     let pages = 1 + random.below((plot.len() - from).min(16));

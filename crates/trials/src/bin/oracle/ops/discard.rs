@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
-/// Descriptor of this process, for kernels without `PIDFD_SELF_PROCESS`.
+/// A pidfd of this process, for kernels without `PIDFD_SELF_PROCESS`.
 static OWN_PIDFD: OnceLock<i32> = OnceLock::new();
 
 /// Makes an `madvise` call on pages of a plot.
@@ -20,12 +20,13 @@ pub fn madvise(worker: &Worker<'_>, at: usize, way: Way, (from, pages): (usize, 
     unsafe { sys::call(way, libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
 }
 
-/// The pages of a part before the first locked one.
+/// Number of pages of a part that come before its first locked page.
 fn unlocked(worker: &Worker<'_>, at: usize, (from, pages): (usize, usize)) -> usize {
     worker.plots[at].part(from, pages).iter().take_while(|page| !page.has(traits::LOCKED)).count()
 }
 
-/// Discards a part. The kernel discards the pages before the first locked one, and refuses that.
+/// Discards a part with one call. The kernel discards the pages before the first locked one, and answers an error for
+/// that page.
 fn discard(
     worker: &mut Worker<'_>,
     at: usize,
@@ -48,7 +49,7 @@ fn discard(
     Ok(done)
 }
 
-/// The pages at the beginning of a part that are not locked.
+/// A randomly picked part of a plot, up to its first locked page; `None` if that is its first page.
 pub fn discardable(worker: &mut Worker<'_>, at: usize) -> Option<(usize, usize)> {
     let (from, pages) = worker.part(at);
     let unlocked = unlocked(worker, at, (from, pages));
@@ -65,7 +66,7 @@ pub fn free(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     discard(worker, at, way, part, ("MADV_FREE", libc::MADV_FREE), Page::free)
 }
 
-/// Discards pages, of which some may be locked.
+/// Discards a part in which some pages may be locked.
 pub fn across_locks(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let part = worker.part(at);
     if worker.random.one_in(2) {
@@ -74,7 +75,7 @@ pub fn across_locks(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     discard(worker, at, way, part, ("MADV_FREE", libc::MADV_FREE), Page::free)
 }
 
-/// Discards pages, the locked ones too.
+/// Discards a part with its locked pages (`MADV_DONTNEED_LOCKED`).
 pub fn dontneed_locked(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let (from, pages) = worker.part(at);
     worker.note(at, "MADV_DONTNEED_LOCKED", way, (from, pages), 0);

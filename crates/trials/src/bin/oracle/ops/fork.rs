@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Greatest number of a thread's children at a time.
 const MOST: usize = 3;
-/// Time after which a child counts as hanging; all children live for a few seconds only.
+/// Time after which a child counts as hanging: 20 s. Children live for a few seconds only.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The place where a child reports what is wrong, in memory that it shares with its parent.
+/// What a child reports as wrong, in memory that it shares with its parent.
 pub struct Report {
     told: AtomicBool,
     wrong: Wrong,
@@ -65,7 +65,7 @@ pub struct Children {
     failed: Option<(usize, i32, bool)>,
 }
 
-/// A child's report: the name of the child, what is wrong, and its plot.
+/// A child's report: name of the child, what is wrong, and address, size and history of its plot.
 pub type Account = (String, Wrong, usize, usize, History);
 
 impl Children {
@@ -73,7 +73,7 @@ impl Children {
         Self { thread, living: [const { None }; MOST], failed: None }
     }
 
-    /// Collects the children that have ended.
+    /// Waits for the children that have ended, without blocking. The error is a child that failed or hangs.
     pub fn collect(&mut self) -> Result<(), Wrong> {
         for slot in 0..MOST {
             let Some(Born { pid, since, raw }) = &self.living[slot] else { continue };
@@ -99,7 +99,8 @@ impl Children {
         Ok(())
     }
 
-    /// The child's report, if `wrong` is about a child.
+    /// The report of the child that failed. If it has written none: `wrong`, and what the kernel shows of the child.
+    /// `None` if no child failed.
     pub fn account(&self, wrong: &Wrong) -> Option<Account> {
         let (slot, pid, raw) = self.failed?;
         let way = if raw { "forked by a system call" } else { "forked by the C library" };
@@ -117,7 +118,7 @@ impl Children {
     }
 }
 
-/// The status of a child, if it has ended.
+/// The exit status of a child; `None` if it has not ended.
 fn wait(pid: i32, options: i32) -> Option<i32> {
     let mut status = 0_i32;
     let arguments = [pid as usize, (&raw mut status) as usize, options as usize, 0, 0, 0];

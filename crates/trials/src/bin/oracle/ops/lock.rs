@@ -18,7 +18,8 @@ fn call(worker: &Worker<'_>, at: usize, way: Way, (from, pages): (usize, usize),
 
 pub fn lock(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let (from, pages) = worker.part(at);
-    // The kernel brings in the pages that it locks. If it may not, it answers an error, but locks them.
+    // The kernel brings pages that it locks into memory. If it may not read them, it answers an error, and locks them
+    // nevertheless.
     let pages = worker.plots[at].usable(from, pages, Access::Read);
     if pages == 0 {
         return Ok(Done::NotNow);

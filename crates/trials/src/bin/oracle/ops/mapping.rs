@@ -7,7 +7,7 @@ use crate::tally;
 use crate::worker::{UNLOCKS, Worker};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Unmaps a plot and maps another in its stead.
+/// Unmaps a plot and maps another one in its place.
 pub fn renew(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     if worker.plots[at].kind == Kind::Heap {
         return Ok(Done::NotNow);
@@ -39,7 +39,7 @@ pub fn map_over(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(done)
 }
 
-/// The same in two calls, with a hole in between, where another thread may map something.
+/// Unmaps a part and maps new memory there. In between, another thread may map something in the hole.
 pub fn unmap_part(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     if worker.plots[at].kind == Kind::Heap {
         return Ok(Done::NotNow);
@@ -68,7 +68,7 @@ pub fn unmap_part(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(done)
 }
 
-/// The model of newly mapped pages.
+/// Sets the model of pages to newly mapped ones.
 fn mapped_anew(worker: &mut Worker<'_>, at: usize, (from, pages): (usize, usize), access: Access) {
     let plot = &mut worker.plots[at];
     let zero = |page: &mut Page| {

@@ -1,4 +1,4 @@
-//! `mremap` of memory that is one mapping to the program: the kernel then refuses it only for want of memory or
+//! `mremap` of memory that the program knows as one mapping. The kernel may refuse only for want of memory or of
 //! mappings.
 
 use super::mapping::left_behind;
@@ -10,13 +10,14 @@ use crate::worker::{Worker, bytes};
 
 const SHORT: &[i32] = &[libc::ENOMEM, libc::EAGAIN];
 
-/// Errors that are no fault. Memory with folded pages is several mappings to the kernel, and a direct call cannot move
-/// several at once.
+/// Errors of `mremap` that are right. To the kernel, memory with folded pages is several mappings, and a direct call,
+/// which the agent does not see, cannot move several at once.
 const fn may_be(way: Way) -> &'static [i32] {
     if matches!(way, Way::Raw) { &[libc::ENOMEM, libc::EAGAIN, libc::EFAULT] } else { SHORT }
 }
 
-/// Calls `mremap` on pages of a plot, for a new size of `pages`, at another place if `flags` say so.
+/// Calls `mremap` on pages of a plot, for a new size of `pages` pages. If `flags` say so, they move to the address
+/// `to`.
 fn mremap(
     worker: &Worker<'_>,
     at: usize,
@@ -41,7 +42,7 @@ fn is_locked(plot: &Plot, from: usize, pages: usize) -> bool {
     plot.part(from, pages).iter().any(|page| page.has(traits::LOCKED))
 }
 
-/// Maps a place to move to: until then it belongs to this thread.
+/// Maps memory to which pages are going to be moved, so that no other thread gets the place.
 fn reserve(worker: &mut Worker<'_>, way: Way, pages: usize) -> Option<usize> {
     let access = if worker.random.one_in(2) { Access::None } else { Access::Write };
     map(way, 0, pages, access, 0).ok()
@@ -53,7 +54,7 @@ fn unmap(way: Way, start: usize, pages: usize) {
     let _ = unsafe { sys::call(way, libc::SYS_munmap, [start, bytes(pages), 0, 0, 0, 0]) };
 }
 
-/// The model after the whole plot was moved: new pages are like the last.
+/// The model of a plot that was moved as a whole. Additional pages are like the last one.
 fn moved(plot: &mut Plot, start: usize, pages: usize) {
     plot.start = start;
     let (old, last) = (plot.len(), plot.pages[plot.len() - 1]);
@@ -79,7 +80,7 @@ pub fn resize(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     }
     let done = judge(name, 0, answer, 0, may_be(way))?;
     if matches!((&done, way), (Done::Refused(_), Way::Raw)) {
-        // The kernel may have moved a part of it.
+        // The kernel may have moved a part of the plot only: the plot is given up.
         worker.replace(at, &[], Way::Libc);
         return Ok(done);
     }
@@ -153,7 +154,7 @@ pub fn leave_behind(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     Ok(done)
 }
 
-/// Moves a part elsewhere, leaving a mapping in its place, and moves it back over that.
+/// Moves a part elsewhere and puts a new mapping in its place; then moves it back over that mapping.
 pub fn out_and_back(worker: &mut Worker<'_>, at: usize, way: Way) -> Outcome {
     let (from, pages) = worker.part(at);
     let plot = &worker.plots[at];

@@ -1,4 +1,4 @@
-//! Discards that the kernel makes by itself, requested through an `io_uring`.
+//! Discards that a program requests through an `io_uring`: the kernel makes them without a system call of their own.
 
 use super::{Done, Outcome, judge};
 use crate::plot::Page;
@@ -14,7 +14,7 @@ impl Ring {
         IoUring::new(4).ok().map(Self)
     }
 
-    /// Has the kernel advise memory, and waits for the answer.
+    /// Requests an `madvise` from the kernel through the ring, and waits for the answer.
     fn advise(&mut self, start: usize, length: usize, advice: i32) -> Result<usize, i32> {
         let error = |e: std::io::Error| e.raw_os_error().unwrap_or(0);
         let entry = opcode::Madvise::new(start as *const _, length as libc::off_t, advice).build();

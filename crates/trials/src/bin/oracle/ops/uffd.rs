@@ -1,5 +1,5 @@
-//! The program's own userfaultfd, as for a migration. While a mapping is registered, a thread of the program provides
-//! its missing pages.
+//! A userfaultfd of the program itself, as VMMs use one for a migration. While a mapping is registered with it, a
+//! thread of the program provides its missing pages.
 
 use super::{Done, Outcome, judge, map};
 use crate::content::{self, PAGE};
@@ -25,7 +25,7 @@ fn call<const N: usize>(way: Way, fd: i32, request: usize, mut words: [u64; N]) 
     unsafe { sys::call(way, libc::SYS_ioctl, arguments) }
 }
 
-/// Opens a userfaultfd and starts a thread that serves it. `None` where this process may not.
+/// Opens a userfaultfd and starts a thread that serves it. `None` if the kernel does not let this process open one.
 pub fn open() -> Option<i32> {
     // SAFETY: takes flags and returns a descriptor.
     let fd = unsafe { sys::raw(libc::SYS_userfaultfd, [libc::O_CLOEXEC as usize, 0, 0, 0, 0, 0]) }.ok()? as i32;
@@ -34,12 +34,12 @@ pub fn open() -> Option<i32> {
     Some(fd)
 }
 
-/// The content that a missing page gets.
+/// The class of the content that a missing page at this address gets.
 const fn class_at(address: usize) -> u8 {
     (address / PAGE % content::CLASSES) as u8
 }
 
-/// Provides every missing page, for as long as the process lives.
+/// Provides each missing page, until the process ends.
 fn serve(fd: i32) {
     let mut message = [0_u64; 4];
     loop {
@@ -49,7 +49,7 @@ fn serve(fd: i32) {
         if read == Ok(32) && message[0] & 0xff == PAGEFAULT {
             let page = message[2] as usize / PAGE * PAGE;
             let from = content::address(class_at(page)) as u64;
-            // The call fails if the page is there by then; the waiting thread then goes on by itself.
+            // The call fails if the page is there by then. The thread that touched it then goes on without it.
             let _ = call(Way::Raw, fd, UFFDIO_COPY, [page as u64, from, PAGE as u64, 0, 0]);
         }
     }
