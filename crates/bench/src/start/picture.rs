@@ -90,8 +90,11 @@ impl Figures {
         let mut all = Self::default();
         for file in files {
             let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-            let one: Self = serde_json::from_slice(&text)
-                .with_context(|| format!("{} is not what pagefold bench start --json prints", file.display()))?;
+            let no_result = || format!("{} is not what pagefold bench start --json prints", file.display());
+            let result: serde_json::Value = serde_json::from_slice(&text).with_context(no_result)?;
+            // In recorded figures, the command by which they came stands beside its output.
+            let output = result.get("output").unwrap_or(&result);
+            let one: Self = serde_json::from_value(output.clone()).with_context(no_result)?;
             all.one.extend(one.one);
             all.density.extend(one.density);
             all.memory.extend(one.memory);
