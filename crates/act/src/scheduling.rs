@@ -14,11 +14,10 @@ use std::io;
 /// # Errors
 /// The thread has ended, or is another user's.
 pub fn set_preempting(thread: Option<Pid>, preempts: bool) -> io::Result<()> {
-    // Threads that the thread starts are scheduled as usual: the agent's follower answers threads of the member.
-    let wanted = if preempts { libc::SCHED_OTHER } else { libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK };
+    let wanted = if preempts { libc::SCHED_OTHER } else { libc::SCHED_BATCH };
     let there = policy_of(thread)?;
     let (policy, flag) = (there & !libc::SCHED_RESET_ON_FORK, there & libc::SCHED_RESET_ON_FORK);
-    if policy == wanted & !libc::SCHED_RESET_ON_FORK || ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&policy) {
+    if policy == wanted || ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&policy) {
         return Ok(());
     }
     set_policy(thread, wanted | flag)
@@ -49,9 +48,7 @@ mod tests {
     fn usual_policy_and_batch_are_exchanged_and_others_stay() {
         for (preempts, expected) in [(false, libc::SCHED_BATCH), (true, libc::SCHED_OTHER)] {
             set_preempting(None, preempts).unwrap();
-            assert_eq!(policy_of(None).unwrap() & !libc::SCHED_RESET_ON_FORK, expected);
-            let of_new_thread = std::thread::spawn(|| policy_of(None).unwrap()).join().unwrap();
-            assert_eq!(of_new_thread, libc::SCHED_OTHER);
+            assert_eq!(policy_of(None).unwrap(), expected);
         }
         set_policy(None, libc::SCHED_IDLE).unwrap();
         for preempts in [false, true] {

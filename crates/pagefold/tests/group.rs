@@ -141,11 +141,14 @@ fn threads_that_fold_preempt_others_only_in_eager_group() {
         let (threads, of_worker) = (policies(member), policies(worker));
         let agents: Vec<_> = threads.iter().filter(|(name, _)| name == "pagefold").collect();
         let others = || threads.iter().filter(|(name, _)| name != "pagefold");
-        assert!(others().all(|(_, policy)| policy == USUAL) && others().count() > 1, "{threads:?}");
-        agents.len() == 1 && agents[0].1 == expected && of_worker.iter().all(|(_, policy)| policy == expected)
+        let are_usual = others().all(|(_, policy)| policy == USUAL) && others().count() > 1;
+        are_usual
+            && agents.len() == 1
+            && agents[0].1 == expected
+            && of_worker.iter().all(|(_, policy)| policy == expected)
     };
     assert_eq!(shown["settings"]["latency"], "quiet");
-    assert!(are(BATCH), "{:?} {:?}", policies(member), policies(worker));
+    until(30, "the group is quiet", || are(BATCH));
     service.set("acme", &["--latency", "eager"]);
     until(30, "the group is eager", || are(USUAL));
     assert_eq!(service.show("acme")["settings"]["latency"], "eager");

@@ -3,6 +3,7 @@
 use super::config::{Config, GroupConfig, WORKER_UIDS};
 use super::enrolment::Enrolment;
 use super::group::Group;
+use super::latency::Unscheduled;
 use super::room::{Memory, Room};
 use super::segments::Segments;
 use super::state::State;
@@ -54,6 +55,8 @@ pub struct Registry {
     pub store: Rc<FileStore>,
     /// The journal, in which it is noted who has changed what.
     pub trail: Trail,
+    /// Members whose threads' scheduling policies are to be set.
+    pub unscheduled: Unscheduled,
 }
 
 impl Registry {
@@ -75,6 +78,7 @@ impl Registry {
             enrolment: Enrolment::default(),
             looks: Looks::default(),
             store: Rc::default(),
+            unscheduled: Unscheduled::default(),
         }
     }
 

@@ -99,7 +99,7 @@ impl Registry {
         group.configure(config, change);
         let more = with(changed(name, &before, &group.settings()), json!({ "detail": detail }));
         self.trail.write_own("configured", more);
-        self.schedule_agents(name);
+        self.reschedule(name);
         true
     }
 }

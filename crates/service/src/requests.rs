@@ -718,7 +718,7 @@ impl Request<'_> {
             Ok(())
         })?;
         self.registry.group(group).set(change);
-        self.registry.schedule_agents(group);
+        self.registry.reschedule(group);
         note!("group {group}: user {} has changed its settings", self.client.peer.uid);
         let changed = trail::changed(group, &before, &self.registry.group(group).settings());
         self.registry.trail.write(by, "settings_changed", changed);

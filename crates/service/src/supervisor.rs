@@ -9,7 +9,6 @@ use super::group::{Group, Heard};
 use super::handed::Handed;
 use super::helper::Held;
 use super::hidden;
-use super::latency::schedule_agent;
 use super::park_config::Park;
 use super::prover::Prover;
 use super::registry::Registry;
@@ -356,7 +355,8 @@ impl Supervisor {
         }
         let group = self.registry.group(&member.group);
         group.idle_since = None;
-        schedule_agent(process.pid, group.settings().latency);
+        self.registry.unscheduled.add(&member.group, process.pid);
+        let group = self.registry.group(&member.group);
         if !group.admit(member.identity, socket) {
             return Err(format!("too many wait for the worker of group {}", member.group));
         }
@@ -588,6 +588,7 @@ impl Supervisor {
         let now = Instant::now();
         self.prover.watch(now);
         self.registry.trail.flush();
+        self.registry.schedule_agents(now);
         self.look_for_troubles(now);
         if self.limits_due <= now {
             self.limits_due = now + LIMITS;
