@@ -242,8 +242,7 @@ impl Folder {
         if let Some(refused) = refused(generation) {
             return refuse(all, refused);
         }
-        // Mappings are not counted again within a stretch, which has few parts. If they run short meanwhile, the next
-        // stretch finds that.
+        // A stretch has few parts: if mappings run short within it, the next one finds that.
         let are_spent = self.vmas.are_spent();
         let mut found = Vec::new();
         for wanted in stretch {

@@ -43,14 +43,12 @@ pub fn member_of(peer: &PeerProcess, state: &State, groups: &BTreeMap<String, Gr
         return Ok(member.clone());
     }
     let pid = peer.id.pid;
-    // Reading the facts of a process takes tens of system calls, and a stranger may connect all the time. So they are
-    // read only if a rule may fit the user, or the process was forked.
+    // A stranger may connect all the time. The facts of a process take tens of system calls: they are not read in vain.
     let mut rules = groups.values().flat_map(|group| &group.config.processes);
     if !rules.any(|rule| rule.is_for(peer.uid)) && peer.id.stat().is_some_and(|stat| !stat.forked) {
         return Err(unknown(peer));
     }
-    // Only files of `/proc` are read for which the process cannot make this thread wait. Its command line is none of
-    // them.
+    // A process can make readers of its command line wait, so that file of `/proc` is not read.
     let process = Process::read_without_arguments(pid).map_err(|e| e.to_string())?;
     if process.stat.start_ticks != peer.id.start_ticks {
         return Err(format!("process {pid} has ended"));
