@@ -88,7 +88,7 @@ fn assert_no_rights(web: &Web, pid: u32) {
         let output = command.args(words).env("PAGEFOLD_DIR", web.installed.path("s")).output().expect("run pagefold");
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (is_shown, said) = ask(&["group", "show", "acme"]);
+    let (is_shown, said) = ask(&["group", "list"]);
     assert!(is_shown, "{said}");
     for words in [&["group", "set", "acme", "--fold", "off"][..], &["run", "--group", "acme", "--", "true"]] {
         let (is_done, said) = ask(words);
