@@ -1,8 +1,9 @@
 //! Places for connections, which bound their number. When all places are taken, a new connection gets the place of
 //! another one, which is closed:
 //!
-//! 1. among the connections on which no caller with rights has made a request, the oldest one; 2. if there is none,
-//! among those of the caller that has the most connections, the one whose last request is the longest ago.
+//! 1. among the connections on which no caller with rights has made a request, the oldest one;
+//! 2. if there is none, among those of the caller that has the most connections, the one whose last request is the
+//!    longest ago.
 //!
 //! So connections without a right never keep others out, and no caller keeps another one out.
 
