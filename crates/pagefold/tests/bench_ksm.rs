@@ -49,7 +49,7 @@ fn both_sides_merge_all_superfluous_pages_and_ksm_is_restored() {
     }
     let _alone = ONE_AT_A_TIME.lock();
     let before = knobs();
-    let words = "bench ksm --yes --image synthetic --guests 2 --memory 64M --rounds 1 --steady 1 --settle 2 --reactions 5 --json";
+    let words = "bench ksm --yes --image synthetic --guests 2 --memory 64M --rounds 1 --steady 1 --settle 8 --reactions 5 --json";
     let found = json_of(&pagefold(&words.split(' ').collect::<Vec<_>>()));
     assert_documented(&["bench ksm --json"], &found);
     assert_eq!(knobs(), before);

@@ -90,7 +90,7 @@ fn assert_no_rights(web: &Web, pid: u32) {
     };
     let (is_shown, said) = ask(&["group", "list"]);
     assert!(is_shown, "{said}");
-    for words in [&["group", "set", "acme", "--fold", "off"][..], &["run", "--group", "acme", "--", "true"]] {
+    for words in [&["group", "set", "acme", "--fold", "off"][..], &["group", "set", "beta", "--fold", "off"]] {
         let (is_done, said) = ask(words);
         assert!(!is_done && said.contains("made of reports alone"), "{said}");
     }
