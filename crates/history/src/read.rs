@@ -48,15 +48,15 @@ pub fn answer(store: &Store, wanted: &Wanted, now: i64, bounds: Option<Bounds>) 
     if since >= until {
         bail!("the time ends at {until}, before it begins at {since}");
     }
-    let native = step_of(since, now);
-    let step = wanted.step.unwrap_or(native);
+    let owners: Vec<Owner> = store.owners()?.into_iter().filter(|owner| is_wanted(wanted, owner)).collect();
+    let series = owners.iter().map(|owner| figures(wanted, owner).len() as i64).sum::<i64>();
+    let (native, range) = (step_of(since, now), until.saturating_sub(since));
+    let step = wanted.step.unwrap_or_else(|| usual_step(bounds.as_ref(), range, series, native));
     if step % STEP_S != 0 || !(STEP_S..=MOST_STEP_S).contains(&step) {
         bail!("a step of {step} s cannot be had: multiples of {STEP_S} up to {MOST_STEP_S} can");
     }
-    let owners: Vec<Owner> = store.owners()?.into_iter().filter(|owner| is_wanted(wanted, owner)).collect();
-    let series = owners.iter().map(|owner| figures(wanted, owner).len() as i64).sum::<i64>();
     if let Some(bounds) = bounds {
-        check(bounds, until.saturating_sub(since), series, (native, step))?;
+        check(bounds, range, series, (native, step))?;
     }
     let mut history = History { since_unix_s: since, until_unix_s: until, step_s: step, ..History::default() };
     let mut latest = latest(store, &owners, since, until, &mut history.damaged_blocks)?;
@@ -80,6 +80,13 @@ pub fn answer(store: &Store, wanted: &Wanted, now: i64, bounds: Option<Bounds>) 
         history.notes = notes.map(|(unix_s, text)| Note { unix_s, text }).collect();
     }
     Ok(history)
+}
+
+/// The step of an answer whose question names none: the shortest multiple of `native` with which all series together have
+/// no more points than they may.
+fn usual_step(bounds: Option<&Bounds>, range: i64, series: i64, native: i64) -> i64 {
+    let least = bounds.map_or(0, |bounds| range.saturating_mul(series) / bounds.points.max(1));
+    if least < native { native } else { (least / native + 1).saturating_mul(native).min(MOST_STEP_S) }
 }
 
 fn check(bounds: Bounds, range: i64, series: i64, (native, step): (i64, i64)) -> anyhow::Result<()> {

@@ -99,12 +99,16 @@ fn assert_no_rights(web: &Web, pid: u32) {
 /// Callers see their groups alone, within bounds.
 fn assert_views(web: &Web) {
     let (all, acme) = (web.tcp.with(READS_ALL), web.tcp.with(READS_ACME));
-    let shown = all.get("/v1/history").json();
+    let answer = all.get("/v1/history");
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let shown = answer.json();
     assert_documented(&["pagefold-web", "pagefold history"], &shown);
     let has =
         |shown: &Value, wanted: &str| shown["series"].as_array().expect("a list").iter().any(|s| s["group"] == wanted);
     assert!(has(&shown, "acme") && has(&shown, "beta"));
-    let shown = acme.get("/v1/history").json();
+    let answer = acme.get("/v1/history");
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let shown = answer.json();
     assert!(has(&shown, "acme") && !has(&shown, "beta") && shown["notes"].as_array().expect("a list").is_empty());
     let since = "since=1800000000&until=1800000600";
     let other = |group: &str| acme.get(&format!("/v1/history?group={group}&{since}")).text;
